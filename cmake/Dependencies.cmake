@@ -1,0 +1,23 @@
+# Third-party parts: the distribution's packages first; a machine with a network and without them downloads the same version.
+include(FetchContent)
+set(FETCHCONTENT_QUIET OFF)
+
+macro(cyfa_need package version url)
+  find_package(${package} ${version} QUIET)
+  if(NOT ${package}_FOUND)
+    message(STATUS "${package} is not installed; downloading ${url}")
+    FetchContent_Declare(${package} URL ${url})
+    FetchContent_MakeAvailable(${package})
+  endif()
+endmacro()
+
+find_package(ZLIB REQUIRED)
+cyfa_need(nlohmann_json 3.10 https://github.com/nlohmann/json/archive/refs/tags/v3.11.2.tar.gz)
+cyfa_need(CLI11 2.1 https://github.com/CLIUtils/CLI11/archive/refs/tags/v2.1.2.tar.gz)
+if(CYFA_TESTS)
+  cyfa_need(GTest 1.11 https://github.com/google/googletest/archive/refs/tags/v1.14.0.tar.gz)
+endif()
+if(CYFA_BENCH)
+  set(BENCHMARK_ENABLE_TESTING OFF)
+  cyfa_need(benchmark 1.6 https://github.com/google/benchmark/archive/refs/tags/v1.7.1.tar.gz)
+endif()
