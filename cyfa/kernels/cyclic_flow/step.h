@@ -1,0 +1,41 @@
+// One token for a batch of states, in place: the decoding step of cyclic_flow on a CPU. No torch, no threads, no allocation.
+#pragma once
+
+#include <cstdint>
+
+namespace cyfa::cyclic_flow {
+
+// Inputs are rows of one token: [B, H, ...] with the head's row contiguous; `*_stride_*` count elements.
+// States are contiguous [B, H, K, M], [B, H, M, V] and [B, H].
+struct StepParams {
+  int64_t B = 0, H = 0, K = 0, V = 0, M = 0;
+  const float* q = nullptr;              // [B, H, K]
+  const float* k = nullptr;              // [B, H, K]
+  const float* v = nullptr;              // [B, H, V]
+  const float* log_alpha = nullptr;      // [B, H], at most 0
+  const float* delta = nullptr;          // [B, H]
+  const float* beta = nullptr;           // [B, H]
+  const float* readout_table = nullptr;  // [H, M, M]: R Phi in stored order, rows m.. zero, column 1 zero
+  const float* q_norm_weight = nullptr;  // [K] or null
+  const float* k_norm_weight = nullptr;  // [K] or null
+  float scale = 1.0F;
+  float norm_eps = 1e-6F;
+  float* state_k = nullptr;              // [B, H, K, M], updated
+  float* state_v = nullptr;              // [B, H, M, V], updated
+  double* clock = nullptr;               // [B, H], updated
+  float* o = nullptr;                    // [B, H, V], written
+};
+
+enum class Isa { kBaseline, kAvx2, kAvx512 };
+
+Isa best_isa();                 // what this CPU and operating system can run
+const char* isa_name(Isa isa);  // "baseline", "avx2", "avx512"
+
+// Floats of scratch that one call needs; the caller owns it, one per thread.
+int64_t step_workspace_floats(const StepParams& p);
+
+// Steps the heads of pairs begin .. end - 1, where pair = h * B + b: one head's readout table then serves a run of states.
+// Throws std::invalid_argument if `isa` is not available here.
+void step_cpu(const StepParams& p, int64_t begin, int64_t end, float* workspace, Isa isa);
+
+}  // namespace cyfa::cyclic_flow

@@ -1,0 +1,43 @@
+// One token for a batch of states, in place, on a Hopper GPU: the decoding step of cyclic_flow as one launch. No torch, no allocation.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace cyfa::cyclic_flow {
+
+enum class StepDtype { kFloat32, kBFloat16 };
+
+// Contiguous arrays in device memory. q, k, v and o are of `dtype`; everything else is as in StepParams of step.h.
+struct StepCudaParams {
+  int64_t B = 0, H = 0, K = 0, V = 0, M = 0;
+  StepDtype dtype = StepDtype::kFloat32;
+  const void* q = nullptr;               // [B, H, K]
+  const void* k = nullptr;               // [B, H, K]
+  const void* v = nullptr;               // [B, H, V]
+  const float* log_alpha = nullptr;      // [B, H], at most 0
+  const float* delta = nullptr;          // [B, H]
+  const float* beta = nullptr;           // [B, H]
+  const float* readout_table = nullptr;  // [H, M, M]: R Phi in stored order, rows m.. zero, column 1 zero
+  const float* q_norm_weight = nullptr;  // [K]; null: q is used as it comes
+  const float* k_norm_weight = nullptr;  // [K]; null: k is used as it comes
+  float scale = 1.0F;
+  float norm_eps = 1e-6F;
+  float* state_k = nullptr;              // [B, H, K, M], updated
+  float* state_v = nullptr;              // [B, H, M, V], updated
+  double* clock = nullptr;               // [B, H], updated
+  void* o = nullptr;                     // [B, H, V], written
+  int cluster = 0;                       // blocks that share a head, 1, 2, 4 or 8; 0: chosen from the batch; changes no bit
+};
+
+// Why there is no kernel for these parameters, in words for the user; null if there is one.
+const char* step_cuda_refusal(const StepCudaParams& p);
+
+// Blocks per head that step_cuda will use; 0 if it refuses.
+int step_cuda_cluster(const StepCudaParams& p);
+
+// Queues the step on `stream`. cudaErrorInvalidValue, and nothing queued, where step_cuda_refusal gives a reason.
+cudaError_t step_cuda(const StepCudaParams& p, cudaStream_t stream);
+
+}  // namespace cyfa::cyclic_flow
