@@ -1,0 +1,165 @@
+// The front door of cyclic_flow: checks, defaults, backend choice, result shapes.
+#include "cyfa/ops/cyclic_flow.h"
+
+#include <cmath>
+
+#include "cyfa/ops/check.h"
+#include "cyfa/ops/cyclic_flow_impl.h"
+#include "cyfa/ops/cyclic_flow_readout.h"
+
+namespace cyfa::ops {
+namespace {
+
+constexpr const char* kOp = kCyclicFlow;
+
+void check_gate(const char* name, const at::Tensor& x, const CyclicFlowShape& s, at::Device device) {
+  check::shape(kOp, name, x, {{"B", s.B}, {"T", s.T}, {"H", s.H}});
+  check::floating(kOp, name, x);
+  check::same_device(kOp, name, x, "q", device);
+}
+
+void check_norm_weight(const char* name, const std::optional<at::Tensor>& x, int64_t K, at::Device device) {
+  if (!x) return;
+  check::shape(kOp, name, *x, {{"K", K}});
+  check::floating(kOp, name, *x);
+  check::same_device(kOp, name, *x, "q", device);
+}
+
+SegmentSize segment_size(const CyclicFlowOptions& options, int64_t H, at::Device device) {
+  if (options.chunk < 0 || options.chunk > 4096) check::fail(kOp, "chunk is " + std::to_string(options.chunk) + ", wanted 1 to 4096, or 0");
+  if (options.segment_chunks < 0) check::fail(kOp, "segment_chunks is " + std::to_string(options.segment_chunks) + ", wanted at least 1, or 0");
+  SegmentSize size;
+  size.chunk = options.chunk > 0 ? options.chunk : kCyclicFlowChunk;
+  size.chunks = options.segment_chunks > 0 ? options.segment_chunks : kCyclicFlowSegmentChunks;
+  // A CPU wants a working set that fits its cache; a GPU wants all the work there is.
+  const int64_t heads_at_once = device.is_cpu() ? 1 : 1024;
+  size.lanes = std::max<int64_t>(1, heads_at_once / H);
+  return size;
+}
+
+}  // namespace
+
+CyclicFlowShape check_cyclic_flow(const CyclicFlowInputs& in) {
+  check::shape(kOp, "q", in.q, {{"B", -1}, {"T", -1}, {"H", -1}, {"K", -1}});
+  check::shape(kOp, "v", in.v, {{"B", in.q.size(0)}, {"T", in.q.size(1)}, {"H", in.q.size(2)}, {"V", -1}});
+  CyclicFlowShape s{};
+  s.B = in.q.size(0);
+  s.T = in.q.size(1);
+  s.H = in.q.size(2);
+  s.K = in.q.size(3);
+  s.V = in.v.size(3);
+  if (s.H < 1 || s.K < 1 || s.V < 1) {
+    check::fail(kOp, "H, K and V are " + std::to_string(s.H) + ", " + std::to_string(s.K) + " and " + std::to_string(s.V) + ", wanted at least 1 each");
+  }
+  check::floating(kOp, "q", in.q);
+  const at::Device device = in.q.device();
+  check::shape(kOp, "k", in.k, {{"B", s.B}, {"T", s.T}, {"H", s.H}, {"K", s.K}});
+  for (const auto& [name, x] : {std::pair<const char*, const at::Tensor&>{"k", in.k}, {"v", in.v}}) {
+    check::same_dtype(kOp, name, x, "q", in.q.scalar_type());
+    check::same_device(kOp, name, x, "q", device);
+  }
+  check_gate("log_alpha", in.log_alpha, s, device);
+  check_gate("delta", in.delta, s, device);
+  check_gate("beta", in.beta, s, device);
+
+  check::shape(kOp, "readout", in.readout, {{"H", s.H}, {"m", -1}, {"m", -1}});
+  const int64_t m = in.readout.size(1);
+  if (in.readout.size(2) != m || m < 1 || m % 2 == 0) {
+    check::fail(kOp, "readout is " + std::to_string(m) + " x " + std::to_string(in.readout.size(2)) +
+                         " per head, wanted m x m with m odd (M = m + 1 stored slots, M even)");
+  }
+  check::floating(kOp, "readout", in.readout);
+  check::same_device(kOp, "readout", in.readout, "q", device);
+  s.M = m + 1;
+  check_norm_weight("q_norm_weight", in.q_norm_weight, s.K, device);
+  check_norm_weight("k_norm_weight", in.k_norm_weight, s.K, device);
+
+  s.packed = in.cu_seqlens.has_value();
+  s.N = s.packed ? in.cu_seqlens->numel() - 1 : s.B;
+  s.compute = in.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  if (in.initial_state) {
+    const CyclicFlowState& state = *in.initial_state;
+    check::shape(kOp, "initial_state.k", state.k, {{"N", s.N}, {"H", s.H}, {"K", s.K}, {"M", s.M}});
+    check::shape(kOp, "initial_state.v", state.v, {{"N", s.N}, {"H", s.H}, {"M", s.M}, {"V", s.V}});
+    check::shape(kOp, "initial_state.clock", state.clock, {{"N", s.N}, {"H", s.H}});
+    check::same_dtype(kOp, "initial_state.k", state.k, "the compute type of q", s.compute);
+    check::same_dtype(kOp, "initial_state.v", state.v, "the compute type of q", s.compute);
+    if (state.clock.scalar_type() != at::kDouble && state.clock.scalar_type() != at::kFloat) {
+      check::fail(kOp, std::string("initial_state.clock has type ") + c10::toString(state.clock.scalar_type()) + ", wanted Double or Float");
+    }
+    for (const auto& [name, x] : {std::pair<const char*, const at::Tensor&>{"initial_state.k", state.k}, {"initial_state.v", state.v},
+                                  {"initial_state.clock", state.clock}}) {
+      check::same_device(kOp, name, x, "q", device);
+    }
+  }
+  return s;
+}
+
+std::vector<int64_t> cyclic_flow_offsets(const CyclicFlowInputs& in, const CyclicFlowShape& s) {
+  if (s.packed) return check::sequence_offsets(kOp, *in.cu_seqlens, s.B, s.T);
+  std::vector<int64_t> offsets(static_cast<size_t>(s.B) + 1);
+  for (int64_t b = 0; b <= s.B; ++b) offsets[static_cast<size_t>(b)] = b * s.T;
+  return offsets;
+}
+
+CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const CyclicFlowShape& s, const CyclicFlowSettings& settings) {
+  const auto compute = in.q.options().dtype(s.compute);
+  const auto clock = in.q.options().dtype(at::kDouble);
+  CyclicFlowForward out;
+  out.o = at::empty({s.B, s.T, s.H, s.V}, in.v.options());
+  out.final_state = {at::empty({s.N, s.H, s.K, s.M}, compute), at::empty({s.N, s.H, s.M, s.V}, compute), at::empty({s.N, s.H}, clock)};
+  const bool portable = settings.backend == Backend::kPortable;
+  const int64_t rows = portable ? saved_state_rows(s.packed, s.B, s.T, settings.size) : 0;
+  out.saved.k = at::empty({rows, s.H, s.K, s.M}, compute);
+  out.saved.v = at::empty({rows, s.H, s.M, s.V}, compute);
+  out.saved.clock = at::empty({portable ? s.B * s.T : 0, s.H}, clock);
+  out.saved.scores = at::empty({portable && settings.save_scores ? s.B * s.T : 0, s.H, s.M}, compute);
+  return out;
+}
+
+CyclicFlowGradients empty_cyclic_flow_gradients(const CyclicFlowInputs& in, const CyclicFlowShape&) {
+  const auto like = [](const at::Tensor& x) { return at::empty(x.sizes(), x.options()); };
+  CyclicFlowGradients out;
+  out.q = like(in.q);
+  out.k = like(in.k);
+  out.v = like(in.v);
+  out.log_alpha = like(in.log_alpha);
+  out.delta = like(in.delta);
+  out.beta = like(in.beta);
+  out.readout = like(in.readout);
+  if (in.q_norm_weight) out.q_norm_weight = like(*in.q_norm_weight);
+  if (in.k_norm_weight) out.k_norm_weight = like(*in.k_norm_weight);
+  if (in.initial_state) out.initial_state = {like(in.initial_state->k), like(in.initial_state->v), like(in.initial_state->clock)};
+  return out;
+}
+
+std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& in) {
+  check_cyclic_flow(in);
+  return {
+      {Backend::kSm90, "this build has no sm90 kernels of cyclic_flow"},
+      {Backend::kPortable, ""},
+      {Backend::kReference, ""},
+  };
+}
+
+CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowOptions& options) {
+  const CyclicFlowShape shape = check_cyclic_flow(in);
+  CyclicFlowSettings settings;
+  settings.backend = choose_backend(kOp, options.backend, cyclic_flow_backends(in));
+  settings.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.K)));
+  settings.norm_eps = options.norm_eps;
+  if (!std::isfinite(settings.scale)) check::fail(kOp, "scale is " + std::to_string(settings.scale) + ", wanted a finite number");
+  if (!(settings.norm_eps >= 0.0)) check::fail(kOp, "norm_eps is " + std::to_string(settings.norm_eps) + ", wanted at least 0");
+  settings.size = segment_size(options, shape.H, in.q.device());
+  settings.save_scores = options.save_scores;
+  return call_cyclic_flow(in, settings);
+}
+
+at::Tensor cyclic_flow_readout_table(const at::Tensor& readout) {
+  check::shape("cyclic_flow_readout_table", "readout", readout, {{"H", -1}, {"m", -1}, {"m", readout.dim() == 3 ? readout.size(1) : -1}});
+  check::floating("cyclic_flow_readout_table", "readout", readout);
+  if (readout.size(1) % 2 == 0) check::fail("cyclic_flow_readout_table", "m is " + std::to_string(readout.size(1)) + ", wanted odd");
+  return readout_table(readout.detach(), readout.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+}  // namespace cyfa::ops

@@ -1,0 +1,199 @@
+// Random calls of cyclic_flow, about half of them wrong in one to three places. Whether a call is right is decided here, by
+// rules of this file; a right one must match the reference and a wrong one must be an ArgumentError.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "cyfa/ops/check.h"
+#include "tests/ops/cases.h"
+
+namespace cyfa::test {
+namespace {
+
+class Fuzzer {
+ public:
+  explicit Fuzzer(uint64_t seed) : engine_(seed) {}
+
+  int64_t pick(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(engine_); }
+  bool chance(double p) { return std::bernoulli_distribution(p)(engine_); }
+  template <class T>
+  T one_of(std::initializer_list<T> values) {
+    return values.begin()[pick(0, static_cast<int64_t>(values.size()) - 1)];
+  }
+
+  OpCase random_case(uint64_t seed) {
+    OpCase c;
+    c.B = pick(0, 3);
+    c.T = one_of<int64_t>({0, 1, 2, 5, 9, 17, 20});
+    if (chance(0.4)) {
+      const int64_t count = pick(1, 5);
+      for (int64_t n = 0; n < count; ++n) c.lengths.push_back(one_of<int64_t>({0, 0, 1, 3, 8, 11}));
+    }
+    c.H = pick(1, 3);
+    c.norm_weights = chance(0.5);
+    c.K = pick(c.norm_weights ? 2 : 1, 9);  // the norm of one number is its sign, whose gradient is all rounding
+    c.V = pick(1, 9);
+    c.M = 2 * pick(1, 6);
+    c.dtype = one_of({at::kFloat, at::kFloat, at::kDouble, at::kBFloat16});
+    if (chance(0.3)) c.gate_dtype = one_of({at::kFloat, at::kDouble, at::kBFloat16});
+    c.gates = one_of({Gates::kRealistic, Gates::kMixed, Gates::kDead, Gates::kShut, Gates::kOpen});
+    c.initial_state = chance(0.5);
+    c.seed = seed;
+    return c;
+  }
+
+  RunOptions random_options() {
+    RunOptions options;
+    options.chunk = one_of<int64_t>({0, 1, 4, 16});
+    options.segment_chunks = one_of<int64_t>({0, 1, 2});
+    options.save_scores = chance(0.5);
+    if (chance(0.05)) options.chunk = one_of<int64_t>({-1, 5000});
+    if (chance(0.02)) options.segment_chunks = -2;
+    return options;
+  }
+
+  // One change to a random tensor. Not every change is a mistake.
+  void change(Tensors& inputs) {
+    auto entry = inputs.begin();
+    std::advance(entry, pick(0, static_cast<int64_t>(inputs.size()) - 1));
+    const std::string& name = entry->first;
+    at::Tensor& x = entry->second;
+    if (!x.defined()) return;
+    switch (pick(0, 6)) {
+      case 0:
+      case 1: {  // another size
+        if (x.dim() == 0) return;
+        std::vector<int64_t> sizes = x.sizes().vec();
+        sizes[static_cast<size_t>(pick(0, x.dim() - 1))] = pick(0, 6);
+        const at::Tensor other = at::zeros(sizes, x.options());
+        x = other;
+        return;
+      }
+      case 2: x = x.unsqueeze(pick(0, x.dim())); return;
+      case 3: x = x.to(one_of({at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong})); return;
+      case 4:
+        if (name == "cu_seqlens") {
+          inputs.erase(entry);
+        } else {
+          x = at::Tensor();
+        }
+        return;
+      case 5:
+        if (x.numel() == 0 || !x.is_contiguous()) return;
+        if (name == "log_alpha" && x.is_floating_point()) x.flatten()[pick(0, x.numel() - 1)] = one_of<double>({0.5, NAN});
+        if (name == "cu_seqlens") x.flatten()[pick(0, x.numel() - 1)] = pick(-1, 30);
+        return;
+      default:
+        if (x.dim() >= 2) x = x.transpose(0, x.dim() - 1);
+        return;
+    }
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+bool has(const Tensors& x, const std::string& name) { return x.contains(name) && x.at(name).defined(); }
+
+bool floating(const at::Tensor& x) {
+  return x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble || x.scalar_type() == at::kBFloat16;
+}
+
+bool is(const at::Tensor& x, const std::vector<int64_t>& sizes) { return x.sizes() == at::IntArrayRef(sizes); }
+
+// The rules of cyfa/ops/cyclic_flow.h.
+bool right(const Tensors& x, const RunOptions& options) {
+  if (options.chunk < 0 || options.chunk > 4096 || options.segment_chunks < 0) return false;
+  for (const char* name : {"q", "k", "v", "log_alpha", "delta", "beta", "readout"}) {
+    if (!has(x, name) || !floating(x.at(name))) return false;
+  }
+  for (const auto& [name, t] : x) {
+    if (!t.defined()) return false;
+  }
+  const at::Tensor& q = x.at("q");
+  const at::Tensor& v = x.at("v");
+  if (q.dim() != 4 || v.dim() != 4) return false;
+  const int64_t B = q.size(0), T = q.size(1), H = q.size(2), K = q.size(3), V = v.size(3);
+  if (H < 1 || K < 1 || V < 1 || !is(x.at("k"), {B, T, H, K}) || !is(v, {B, T, H, V})) return false;
+  if (x.at("k").scalar_type() != q.scalar_type() || v.scalar_type() != q.scalar_type()) return false;
+  for (const char* name : {"log_alpha", "delta", "beta"}) {
+    if (!is(x.at(name), {B, T, H})) return false;
+  }
+  if (x.at("log_alpha").numel() > 0 && !(x.at("log_alpha").to(at::kDouble) <= 0.0).all().item<bool>()) return false;
+  const at::Tensor& readout = x.at("readout");
+  if (readout.dim() != 3) return false;
+  const int64_t m = readout.size(1);
+  if (!is(readout, {H, m, m}) || m % 2 == 0) return false;
+  for (const char* name : {"q_norm_weight", "k_norm_weight"}) {
+    if (x.contains(name) && (!is(x.at(name), {K}) || !floating(x.at(name)))) return false;
+  }
+  int64_t N = B;
+  if (has(x, "cu_seqlens")) {
+    const at::Tensor& borders = x.at("cu_seqlens");
+    if (B != 1 || borders.dim() != 1 || borders.size(0) < 1 || borders.scalar_type() != at::kLong) return false;
+    N = borders.size(0) - 1;
+    if (borders[0].item<int64_t>() != 0 || borders[N].item<int64_t>() != T || (borders.diff() < 0).any().item<bool>()) return false;
+  }
+  if (!has(x, "initial_k")) return true;
+  const at::ScalarType state = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor& clock = x.at("initial_clock");
+  return is(x.at("initial_k"), {N, H, K, m + 1}) && is(x.at("initial_v"), {N, H, m + 1, V}) && is(clock, {N, H}) &&
+         x.at("initial_k").scalar_type() == state && x.at("initial_v").scalar_type() == state &&
+         (clock.scalar_type() == at::kDouble || clock.scalar_type() == at::kFloat);
+}
+
+std::string describe(const Tensors& inputs, const RunOptions& options) {
+  std::ostringstream out;
+  for (const auto& [name, x] : inputs) {
+    out << name << " ";
+    if (x.defined()) out << c10::toString(x.scalar_type()) << x.sizes();
+    out << "; ";
+  }
+  out << "chunk " << options.chunk << " x " << options.segment_chunks;
+  return out.str();
+}
+
+// Gradients of ones of every output, in the output's type.
+Tensors ones_for(const Tensors& outputs) {
+  Tensors gradients;
+  for (const auto& [name, x] : outputs) gradients[name] = at::ones_like(x);
+  return gradients;
+}
+
+TEST(Fuzz, RightCallsMatchAndWrongCallsAreRefused) {
+  constexpr uint64_t kCalls = 2000;
+  Fuzzer fuzzer(20240607);
+  int taken = 0;
+  int refused = 0;
+  for (uint64_t call = 0; call < kCalls; ++call) {
+    const OpCase c = fuzzer.random_case(call);
+    Tensors inputs = make_inputs(c);
+    const RunOptions options = fuzzer.random_options();
+    if (fuzzer.chance(0.6)) {
+      for (int64_t i = fuzzer.pick(1, 3); i > 0; --i) fuzzer.change(inputs);
+    }
+    SCOPED_TRACE("call " + std::to_string(call) + ": " + describe(inputs, options));
+    const bool good = right(inputs, options);
+    try {
+      const Tensors outputs = run(c.op, inputs, {}, options);
+      ASSERT_TRUE(good) << "was accepted";
+      ++taken;
+      const Tensors results = run(c.op, inputs, ones_for(outputs), options);
+      for (const auto& [name, want] : judge(c.op, inputs, ones_for(outputs), {.scale = options.scale})) {
+        ASSERT_LE(relative_l2(results.at(name), want), limit_of(outputs.at("o").scalar_type(), name, results.at(name))) << name;
+      }
+    } catch (const ops::ArgumentError& error) {
+      ASSERT_FALSE(good) << "was refused: " << error.what();
+      ++refused;
+      ASSERT_NE(std::string(error.what()).find("cyclic_flow: "), std::string::npos) << error.what();
+    } catch (const std::exception& error) {
+      FAIL() << "neither a result nor an ArgumentError: " << std::string(error.what()).substr(0, 400);
+    }
+  }
+  // Both halves must have been tried.
+  EXPECT_GT(taken, 500);
+  EXPECT_GT(refused, 500);
+}
+
+}  // namespace
+}  // namespace cyfa::test
