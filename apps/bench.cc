@@ -1,0 +1,11 @@
+#include "apps/commands.h"
+
+namespace cyfa::app {
+
+void add_bench(CLI::App& app, Action& action) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure speed and memory.");
+  bench->require_subcommand(1);
+  add_bench_op(*bench, action);
+}
+
+}  // namespace cyfa::app

@@ -1,0 +1,353 @@
+// cyfa bench op: checks an op on a short case of the same widths, then times it beside a yardstick of the same machine: a plain matrix
+// product for the chunk-wise ops, a scaled copy of a large array for the decoding step.
+#include "apps/bench_op.h"
+
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <iostream>
+
+#include "apps/accuracy.h"
+#include "apps/commands.h"
+#include "apps/machine.h"
+#include "apps/timing.h"
+#include "cyfa/kernels/cyclic_flow/step.h"
+
+namespace cyfa::app {
+namespace {
+
+// Tokens of the check: two chunks and a bit, so that a state is carried twice and the last chunk is short.
+constexpr int64_t kCheckTokens = 150;
+constexpr int64_t kCheckSteps = 6;
+constexpr int64_t kStepBatch = 64;
+
+struct Context {
+  const BenchOptions& options;
+  at::Device device;
+  at::ScalarType dtype;
+  std::string backend;  // the one that runs
+
+  // The short case: same widths, one sequence.
+  OpShape check_shape(int64_t tokens) const {
+    OpShape s = options.shape;
+    s.B = std::min<int64_t>(s.B, 2);
+    s.T = std::min(s.T, tokens);
+    return s;
+  }
+};
+
+ops::CyclicFlowOptions cyclic_flow_options(const BenchOptions& o) {
+  ops::CyclicFlowOptions options;
+  options.backend = ops::parse_backend(o.backend);
+  options.chunk = o.chunk;
+  options.segment_chunks = o.segment_chunks;
+  return options;
+}
+
+ops::ScalarGatedLaOptions scalar_gated_la_options(const BenchOptions& o) {
+  return {ops::parse_backend(o.backend), std::nullopt, o.chunk, o.segment_chunks};
+}
+
+std::vector<TensorError> check_cyclic_flow(const Context& c) {
+  const ops::CyclicFlowInputs in = random_cyclic_flow(c.check_shape(kCheckTokens), c.dtype, c.device);
+  CyclicFlowUpstream upstream;
+  upstream.o = random_normal(in.v.sizes(), c.dtype, c.device, 2);
+  ops::CyclicFlowOptions reference;
+  reference.backend = ops::Backend::kReference;
+  return compare_all(run_cyclic_flow(in, upstream, cyclic_flow_options(c.options)), run_cyclic_flow(in, upstream, reference), c.dtype);
+}
+
+std::vector<TensorError> check_scalar_gated_la(const Context& c) {
+  const ops::ScalarGatedLaInputs in = random_scalar_gated_la(c.check_shape(kCheckTokens), c.dtype, c.device);
+  const at::Tensor grad = random_normal(in.v.sizes(), c.dtype, c.device, 2);
+  ops::ScalarGatedLaOptions reference;
+  reference.backend = ops::Backend::kReference;
+  return compare_all(run_scalar_gated_la(in, grad, scalar_gated_la_options(c.options)), run_scalar_gated_la(in, grad, reference), c.dtype);
+}
+
+std::vector<TensorError> check_step(const Context& c) {
+  OpShape shape = c.check_shape(kCheckSteps);
+  shape.T = kCheckSteps;
+  const ops::CyclicFlowInputs in = random_cyclic_flow(shape, c.dtype, c.device);
+  ops::CyclicFlowOptions reference;
+  reference.backend = ops::Backend::kReference;
+  return compare_all(run_steps(in, {}), run_cyclic_flow(in, {}, reference), c.dtype);
+}
+
+// A yardstick for arithmetic: 256 x 256 x 256 stays in a CPU's cache; a GPU wants more.
+struct Gemm {
+  at::Tensor a, b, out;
+  double flops;
+
+  Gemm(at::Device device, at::ScalarType dtype) {
+    const int64_t n = device.is_cpu() ? 256 : 8192;
+    // The portable path takes bf16 on a CPU to fp32.
+    const at::ScalarType type = device.is_cpu() && dtype == at::kBFloat16 ? at::kFloat : dtype;
+    a = random_normal({n, n}, type, device, 3);
+    b = random_normal({n, n}, type, device, 4);
+    out = at::empty_like(a);
+    flops = 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
+  }
+
+  Task task() {
+    return {[this] { at::mm_out(out, a, b); }, {}, a.is_cpu() ? 20 : 5};
+  }
+};
+
+Json row_head(const Context& c, const char* pass) {
+  const BenchOptions& o = c.options;
+  const OpShape& s = o.shape;
+  return {{"impl", "cyfa"},     {"op", o.op}, {"pass", pass}, {"dtype", o.dtype}, {"backend", c.backend},
+          {"device", o.device}, {"B", s.B},   {"T", s.T},     {"H", s.H},         {"K", s.K},
+          {"V", s.V},           {"M", s.M}};
+}
+
+void add_timing(Json& row, const Timing& t) {
+  row["ms"] = t.median * 1e3;
+  row["ms_p10"] = t.p10 * 1e3;
+  row["ms_p90"] = t.p90 * 1e3;
+  row["repeats"] = t.repeats;
+}
+
+void add_machine(Json& row, const std::vector<TensorError>& errors) {
+  Json check = Json::object();
+  for (const TensorError& e : errors) check[e.name] = e.rel_l2;
+  row["check_rel_l2"] = check;
+  row["threads"] = at::get_num_threads();
+  row["commit"] = commit();
+  row["date"] = utc_date();
+  row["machine"] = cpu_model();
+  const std::vector<Gpu> found = gpus();
+  if (row["device"] == "cuda" && !found.empty()) row["machine"] = found.front().name;
+  row["versions"] = {{"cyfa", CYFA_VERSION}, {"torch", runtime_torch()}, {"compiler", compiler()}};
+}
+
+// An op as the clock sees it.
+struct Timed {
+  std::function<void()> forward;   // keeps what backward needs
+  std::function<void()> backward;  // of the last forward
+};
+
+Timed timed_cyclic_flow(const Context& c) {
+  struct Work {
+    ops::CyclicFlowInputs in;
+    ops::CyclicFlowOptions options;
+    at::Tensor grad, o;
+    std::vector<at::Tensor> gradients;
+  };
+  auto w = std::make_shared<Work>();
+  w->in = with_gradients(random_cyclic_flow(c.options.shape, c.dtype, c.device));
+  w->options = cyclic_flow_options(c.options);
+  w->grad = random_normal(w->in.v.sizes(), c.dtype, c.device, 2);
+  return {[w] {
+            w->o.reset();
+            w->gradients.clear();
+            w->o = ops::cyclic_flow(w->in, w->options).o;
+          },
+          [w] { w->gradients = torch::autograd::grad({w->o}, leaves(w->in), {w->grad}); }};
+}
+
+Timed timed_scalar_gated_la(const Context& c) {
+  struct Work {
+    ops::ScalarGatedLaInputs in;
+    ops::ScalarGatedLaOptions options;
+    at::Tensor grad, o;
+    std::vector<at::Tensor> gradients;
+  };
+  auto w = std::make_shared<Work>();
+  w->in = with_gradients(random_scalar_gated_la(c.options.shape, c.dtype, c.device));
+  w->options = scalar_gated_la_options(c.options);
+  w->grad = random_normal(w->in.v.sizes(), c.dtype, c.device, 2);
+  return {[w] {
+            w->o.reset();
+            w->gradients.clear();
+            w->o = ops::scalar_gated_la(w->in, w->options).o;
+          },
+          [w] { w->gradients = torch::autograd::grad({w->o}, leaves(w->in), {w->grad}); }};
+}
+
+Json bench_chunked(const Context& c) {
+  const bool flow = c.options.op == "cyclic_flow";
+  Gemm gemm(c.device, c.dtype);
+  gemm.task().run();
+  const int64_t before = resident_bytes();
+  reset_peak();
+  const Timed timed = flow ? timed_cyclic_flow(c) : timed_scalar_gated_la(c);
+  const Flops flops = flow ? cyclic_flow_flops(c.options.shape) : scalar_gated_la_flops(c.options.shape);
+
+  // The sweep over T wants the memory of the op alone: the first run of each pass, before the clock's own buffers are there.
+  const std::string& pass = c.options.pass;
+  timed.forward();
+  if (pass != "forward") timed.backward();
+  synchronize(c.device);
+  const auto memory = static_cast<double>(peak_resident_bytes() - before);
+
+  Json rows = Json::array();
+  const auto add_row = [&](const char* name, const Task& task, double operations) {
+    const std::vector<Task> tasks = {task, gemm.task()};
+    const std::vector<Timing> t = measure(tasks, c.options.repeats, c.device);
+    Json row = row_head(c, name);
+    add_timing(row, t[0]);
+    row["gflop"] = operations * 1e-9;
+    row["gflop_per_s"] = operations / t[0].median * 1e-9;
+    row["gemm_gflop_per_s"] = gemm.flops / t[1].median * 1e-9;
+    row["share_of_gemm"] = operations / t[0].median / (gemm.flops / t[1].median);
+    row["tokens_per_s"] = static_cast<double>(c.options.shape.B * c.options.shape.T) / t[0].median;
+    row["peak_memory_mb"] = c.device.is_cpu() ? Json(memory / 1e6) : Json(nullptr);
+    rows.push_back(row);
+  };
+  if (pass != "backward") add_row("forward", {timed.forward}, flops.forward);
+  if (pass != "forward") add_row("backward", {timed.backward, timed.forward}, flops.backward);
+  return rows;
+}
+
+Json bench_step(const Context& c) {
+  OpShape one = c.options.shape;
+  one.T = 1;
+  const ops::CyclicFlowInputs token = random_cyclic_flow(one, c.dtype, c.device);
+  const ops::CyclicFlowState state = first_state(token);
+  const ops::CyclicFlowStepInputs in = step_inputs(token, 0);
+  const auto options = at::TensorOptions(c.device).dtype(at::kFloat);
+  const at::Tensor from = at::ones({int64_t{256} << 18}, options);  // 256 MiB
+  at::Tensor to = at::zeros_like(from);
+  const at::Tensor factor = at::scalar_tensor(0.999, options);
+  const std::vector<Task> tasks = {
+      {[&] { ops::cyclic_flow_step(in, state); }}, {[&] { at::mul_out(to, from, factor); }}, {[&] { to.mul_(factor); }}};
+  const std::vector<Timing> t = measure(tasks, c.options.repeats, c.device);
+  const double copied = 2.0 * static_cast<double>(from.nbytes());
+  const double bytes = step_bytes(c.options.shape);
+  Json row = row_head(c, "step");
+  row["T"] = 1;
+  add_timing(row, t[0]);
+  row["state_mb"] = bytes / 2 * 1e-6;
+  row["gb_per_s"] = bytes / t[0].median * 1e-9;
+  row["copy_gb_per_s"] = copied / t[1].median * 1e-9;
+  row["share_of_copy"] = bytes / t[0].median / (copied / t[1].median);
+  row["scale_in_place_gb_per_s"] = copied / t[2].median * 1e-9;
+  row["share_of_scale_in_place"] = bytes / t[0].median / (copied / t[2].median);
+  row["tokens_per_s"] = static_cast<double>(c.options.shape.B) / t[0].median;
+  return Json::array({row});
+}
+
+std::string running_backend(const BenchOptions& o, at::ScalarType dtype, at::Device device) {
+  if (o.op == "step") return device.is_cpu() ? cyclic_flow::isa_name(cyclic_flow::best_isa()) : "portable";
+  OpShape shape = o.shape;
+  shape.B = 1;
+  shape.T = 1;
+  if (o.op == "cyclic_flow")
+    return ops::backend_name(ops::cyclic_flow(random_cyclic_flow(shape, dtype, device), cyclic_flow_options(o)).backend);
+  return ops::backend_name(ops::scalar_gated_la(random_scalar_gated_la(shape, dtype, device), scalar_gated_la_options(o)).backend);
+}
+
+double value(const Json& row, const char* key) { return row.at(key).is_null() ? 0 : row.at(key).get<double>(); }
+
+void print(const Json& rows) {
+  for (const Json& row : rows) {
+    std::cout << text("%-9s median %9.3f ms  p10 %9.3f  p90 %9.3f  (%d runs)\n", row.at("pass").get<std::string>().c_str(),
+                      value(row, "ms"), value(row, "ms_p10"), value(row, "ms_p90"), row.at("repeats").get<int>());
+    if (row.contains("gflop_per_s")) {
+      std::cout << text("          %.3g GFLOP, %.1f GFLOP/s; plain matrix product %.1f GFLOP/s: share %.2f; %.0f tokens/s\n",
+                        value(row, "gflop"), value(row, "gflop_per_s"), value(row, "gemm_gflop_per_s"), value(row, "share_of_gemm"),
+                        value(row, "tokens_per_s"));
+    } else {
+      std::cout << text(
+          "          state %.1f MB, %.2f GB/s; copy-and-scale of 256 MiB %.2f GB/s: share %.2f; in place %.2f GB/s: share %.2f; %.0f "
+          "tokens/s\n",
+          value(row, "state_mb"), value(row, "gb_per_s"), value(row, "copy_gb_per_s"), value(row, "share_of_copy"),
+          value(row, "scale_in_place_gb_per_s"), value(row, "share_of_scale_in_place"), value(row, "tokens_per_s"));
+    }
+  }
+  if (!rows.empty() && rows.front().contains("peak_memory_mb") && !rows.front().at("peak_memory_mb").is_null()) {
+    std::cout << text("memory    %.0f MB at the peak, inputs and results included\n", value(rows.front(), "peak_memory_mb"));
+  }
+}
+
+// The tensors that were compared, worst first; false if one is above its limit.
+bool report_check(const std::vector<TensorError>& errors, bool quiet) {
+  bool good = true;
+  const TensorError* worst = &errors.front();
+  for (const TensorError& e : errors) {
+    good = good && e.pass;
+    if (!(e.rel_l2 / e.limit <= worst->rel_l2 / worst->limit)) worst = &e;
+    if (!e.pass) std::cerr << text("check: %s is off by %.2e (relative L2), limit %.0e\n", e.name.c_str(), e.rel_l2, e.limit);
+  }
+  if (good && !quiet) {
+    std::cout << text("check     %zu tensors against the reference: worst %s %.1e, limit %.0e: ok\n", errors.size(), worst->name.c_str(),
+                      worst->rel_l2, worst->limit);
+  }
+  return good;
+}
+
+int run_bench(BenchOptions options) {
+  if (options.threads > 0) at::set_num_threads(options.threads);
+  if (options.shape.M % 2 != 0)
+    throw std::invalid_argument("--M is " + std::to_string(options.shape.M) + "; wanted an even number of stored slots");
+  const at::Device device = parse_device(options.device);
+  options.shape.B = options.B.value_or(options.op == "step" ? kStepBatch : 1);
+  const bool quiet = options.json == "-";
+  if (options.scaling) {
+    const Json rows = bench_scaling(options);
+    if (!options.json.empty()) write_rows(options.json, rows);
+    return kDone;
+  }
+  Context c{options, device, parse_dtype(options.dtype), ""};
+  c.backend = running_backend(options, c.dtype, c.device);
+  const OpShape& s = options.shape;
+  if (!quiet) {
+    std::cout << text("%s  B%lld T%lld H%lld K%lld V%lld M%lld %s  backend %s, %s, %d threads\n", options.op.c_str(),
+                      static_cast<long long>(s.B), static_cast<long long>(options.op == "step" ? 1 : s.T), static_cast<long long>(s.H),
+                      static_cast<long long>(s.K), static_cast<long long>(s.V), static_cast<long long>(s.M), options.dtype.c_str(),
+                      c.backend.c_str(), options.device.c_str(), at::get_num_threads())
+              << std::flush;
+  }
+  const std::vector<TensorError> errors = options.op == "step"          ? check_step(c)
+                                          : options.op == "cyclic_flow" ? check_cyclic_flow(c)
+                                                                        : check_scalar_gated_la(c);
+  if (!report_check(errors, quiet)) {
+    std::cerr << "cyfa: error: the check failed, so nothing was timed\n";
+    return kCheckFailed;
+  }
+  std::cout.flush();
+  Json rows = options.op == "step" ? bench_step(c) : bench_chunked(c);
+  for (Json& row : rows) add_machine(row, errors);
+  if (!quiet) print(rows);
+  if (!options.json.empty()) write_rows(options.json, rows);
+  return kDone;
+}
+
+}  // namespace
+
+void add_bench_op(CLI::App& bench, Action& action) {
+  CLI::App* command = bench.add_subcommand("op", "Check an operator, then time it beside a yardstick of the same machine.");
+  auto o = std::make_shared<BenchOptions>();
+  const auto size = CLI::Range(int64_t{1}, int64_t{1} << 24);
+  command->add_option("--op", o->op, "What to time; step is one decoding step of cyclic_flow")
+      ->check(CLI::IsMember({"cyclic_flow", "scalar_gated_la", "step"}))
+      ->capture_default_str();
+  command->add_option("--B", o->B, "Batch (default 1; 64 for step)")->check(size);
+  command->add_option("--T", o->shape.T, "Tokens of a sequence")->check(size)->capture_default_str();
+  command->add_option("--H", o->shape.H, "Heads")->check(size)->capture_default_str();
+  command->add_option("--K", o->shape.K, "Key width of a head")->check(size)->capture_default_str();
+  command->add_option("--V", o->shape.V, "Value width of a head")->check(size)->capture_default_str();
+  command->add_option("--M", o->shape.M, "Stored slots, even")->check(size)->capture_default_str();
+  command->add_option("--dtype", o->dtype, "Type of q, k and v")->check(CLI::IsMember({"fp32", "fp64", "bf16"}))->capture_default_str();
+  command->add_option("--backend", o->backend, "Backend to run")
+      ->check(CLI::IsMember({"auto", "reference", "portable", "sm90"}))
+      ->capture_default_str();
+  command->add_option("--device", o->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  command->add_option("--pass", o->pass, "forward, backward or both (two rows)")
+      ->check(CLI::IsMember({"forward", "backward", "both"}))
+      ->capture_default_str();
+  command->add_option("--chunk", o->chunk, "Tokens a chunk (portable); 0: the op's default")->check(CLI::Range(0, 4096));
+  command->add_option("--segment-chunks", o->segment_chunks, "Chunks a segment (portable); 0: the op's default")
+      ->check(CLI::Range(0, 1 << 20));
+  command->add_option("--repeats", o->repeats, "Timed runs; 0: at least 10 and one second")
+      ->check(CLI::Range(0, 100000))
+      ->capture_default_str();
+  command->add_option("--threads", o->threads, "Threads; 0: one per core")->check(CLI::Range(0, 4096))->capture_default_str();
+  command->add_flag("--scaling", o->scaling, "Sweep T from 4K to 64K; print time and memory per doubling");
+  command->add_option("--json", o->json, "Write the rows as JSON to a file, or with - to the standard output instead of text");
+  command->callback([&action, o] { action = [o] { return run_bench(*o); }; });
+}
+
+}  // namespace cyfa::app

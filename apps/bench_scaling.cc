@@ -1,0 +1,120 @@
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <iostream>
+#include <stdexcept>
+#include <system_error>
+
+#include "apps/bench_op.h"
+
+extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX leaves the declaration to the program
+
+namespace cyfa::app {
+namespace {
+
+constexpr int64_t kFirstTokens = 4096;
+constexpr int64_t kLastTokens = 65536;
+constexpr int kScalingRepeats = 3;
+
+std::vector<std::string> child_arguments(const BenchOptions& o, int64_t T) {
+  const int repeats = o.repeats > 0 ? o.repeats : kScalingRepeats;
+  std::vector<std::string> words = {"cyfa", "bench", "op", "--json", "-"};
+  const auto add_word = [&](const char* option, const std::string& word) { words.insert(words.end(), {option, word}); };
+  const auto add_number = [&](const char* option, int64_t number) { add_word(option, std::to_string(number)); };
+  add_word("--op", o.op);
+  add_number("--B", o.shape.B);
+  add_number("--T", T);
+  add_number("--H", o.shape.H);
+  add_number("--K", o.shape.K);
+  add_number("--V", o.shape.V);
+  add_number("--M", o.shape.M);
+  add_word("--dtype", o.dtype);
+  add_word("--backend", o.backend);
+  add_word("--device", o.device);
+  add_word("--pass", o.pass);
+  add_number("--chunk", o.chunk);
+  add_number("--segment-chunks", o.segment_chunks);
+  add_number("--repeats", repeats);
+  add_number("--threads", o.threads);
+  return words;
+}
+
+// Runs this program with other arguments and returns what it wrote to its standard output.
+std::string run_child(const std::vector<std::string>& arguments) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+  std::vector<std::string> copies = arguments;
+  std::vector<char*> argv;
+  for (std::string& argument : copies) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  pid_t child = 0;
+  const int error = posix_spawn(&child, "/proc/self/exe", &actions, nullptr, argv.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  close(ends[1]);
+  std::string out;
+  if (error == 0) {
+    char buffer[4096];
+    for (ssize_t count = 0; (count = read(ends[0], buffer, sizeof buffer)) > 0 || (count < 0 && errno == EINTR);) {
+      if (count > 0) out.append(buffer, static_cast<size_t>(count));
+    }
+  }
+  close(ends[0]);
+  if (error != 0) throw std::system_error(error, std::generic_category(), "starting this program again");
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+    throw std::runtime_error("a run of the sweep failed" +
+                             (WIFSIGNALED(status) ? text(" (signal %d: out of memory?)", WTERMSIG(status)) : std::string()));
+  }
+  return out;
+}
+
+double ms_of_all(const Json& rows) {
+  double ms = 0;
+  for (const Json& row : rows) ms += row.at("ms").get<double>();
+  return ms;
+}
+
+}  // namespace
+
+Json bench_scaling(const BenchOptions& options) {
+  if (options.op == "step") throw std::invalid_argument("--scaling sweeps T, and a step has one token; use cyclic_flow or scalar_gated_la");
+  const bool quiet = options.json == "-";
+  if (!quiet) {
+    std::cout << text("%s  B%lld, pass %s: time and memory while T doubles\n", options.op.c_str(), static_cast<long long>(options.shape.B),
+                      options.pass.c_str());
+    std::cout << text("%8s %12s %8s %12s %8s\n", "T", "ms", "ratio", "memory MB", "ratio");
+  }
+  Json all = Json::array();
+  double last_ms = 0;
+  double last_memory = 0;
+  for (int64_t T = kFirstTokens; T <= kLastTokens; T *= 2) {
+    Json rows = Json::parse(run_child(child_arguments(options, T)));
+    const double ms = ms_of_all(rows);
+    const Json& peak = rows.front().at("peak_memory_mb");
+    const double memory = peak.is_null() ? 0 : peak.get<double>();
+    if (!quiet) {
+      std::cout << text("%8lld %12.1f %8s %12.0f %8s\n", static_cast<long long>(T), ms,
+                        last_ms > 0 ? text("%.2f", ms / last_ms).c_str() : "-", memory,
+                        last_memory > 0 ? text("%.2f", memory / last_memory).c_str() : "-")
+                << std::flush;
+    }
+    for (Json& row : rows) {
+      row["time_ratio"] = last_ms > 0 ? Json(ms / last_ms) : Json(nullptr);
+      row["memory_ratio"] = last_memory > 0 ? Json(memory / last_memory) : Json(nullptr);
+      all.push_back(row);
+    }
+    last_ms = ms;
+    last_memory = memory;
+  }
+  return all;
+}
+
+}  // namespace cyfa::app

@@ -1,0 +1,25 @@
+// The subcommands of `cyfa`. Each adds itself to the parser and, when the user names it, leaves its work in `action`.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace cyfa::app {
+
+// Exit statuses, the same for every subcommand.
+inline constexpr int kDone = 0;
+inline constexpr int kCheckFailed = 1;  // something was computed and is not good enough
+inline constexpr int kBadInput = 2;     // a file, an option or the machine does not allow the work
+
+using Action = std::function<int()>;  // returns the exit status
+
+void add_doctor(CLI::App& app, Action& action);
+void add_verify(CLI::App& app, Action& action);
+void add_bench(CLI::App& app, Action& action);
+void add_show(CLI::App& app, Action& action);
+
+void add_verify_op(CLI::App& verify, Action& action);
+void add_bench_op(CLI::App& bench, Action& action);
+void add_show_clock(CLI::App& show, Action& action);
+
+}  // namespace cyfa::app

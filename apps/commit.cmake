@@ -1,0 +1,17 @@
+# Writes HEADER with the commit of SOURCE, "unknown" outside a repository, and touches it only when that changed.
+set(commit unknown)
+find_program(git git)
+if(git)
+  execute_process(COMMAND ${git} -C ${SOURCE} describe --always --dirty --abbrev=12
+    OUTPUT_VARIABLE answer OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE status)
+  if(status EQUAL 0 AND answer)
+    set(commit ${answer})
+  endif()
+endif()
+set(text "#pragma once\n#define CYFA_COMMIT \"${commit}\"\n")
+if(EXISTS ${HEADER})
+  file(READ ${HEADER} old)
+endif()
+if(NOT "${old}" STREQUAL "${text}")
+  file(WRITE ${HEADER} "${text}")
+endif()

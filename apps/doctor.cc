@@ -1,0 +1,216 @@
+// cyfa doctor: what this build and this machine can do, which backend would run and why another would not, and one small check.
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+
+#include <iostream>
+
+#include "apps/accuracy.h"
+#include "apps/commands.h"
+#include "apps/machine.h"
+#include "apps/op_case.h"
+#include "apps/output.h"
+#include "cyfa/kernels/cyclic_flow/step.h"
+#include "cyfa/ops/cyclic_flow.h"
+
+namespace cyfa::app {
+namespace {
+
+struct BackendReport {
+  std::string op, device;
+  std::vector<ops::BackendOffer> offers;
+};
+
+// One path on one device, judged by the reference.
+struct Check {
+  std::string op, device, backend;
+  std::vector<TensorError> errors;
+
+  bool pass() const {
+    return std::all_of(errors.begin(), errors.end(), [](const TensorError& e) { return e.pass; });
+  }
+};
+
+struct Report {
+  std::vector<Gpu> gpus = app::gpus();
+  std::vector<BackendReport> backends;
+  std::vector<Check> checks;
+
+  bool healthy() const {
+    return std::all_of(checks.begin(), checks.end(), [](const Check& c) { return c.pass(); });
+  }
+};
+
+constexpr OpShape kSample{.B = 1, .T = 96, .H = 2, .K = 64, .V = 64, .M = 64};
+
+const char* step_kernel() { return cyclic_flow::isa_name(cyclic_flow::best_isa()); }
+
+// scalar_gated_la has no list of offers: it is asked by calling it.
+std::vector<ops::BackendOffer> scalar_gated_la_offers(at::Device device) {
+  OpShape shape = kSample;
+  shape.T = 1;
+  const ops::ScalarGatedLaInputs in = random_scalar_gated_la(shape, at::kFloat, device);
+  std::vector<ops::BackendOffer> offers;
+  for (const ops::Backend backend : {ops::Backend::kSm90, ops::Backend::kPortable, ops::Backend::kReference}) {
+    ops::BackendOffer offer{backend, ""};
+    ops::ScalarGatedLaOptions options;
+    options.backend = backend;
+    try {
+      ops::scalar_gated_la(in, options);
+    } catch (const std::exception& e) {
+      offer.refusal = e.what();
+      const std::string marker = "refuses: ";
+      const size_t at = offer.refusal.find(marker);
+      if (at != std::string::npos) offer.refusal.erase(0, at + marker.size());
+    }
+    offers.push_back(offer);
+  }
+  return offers;
+}
+
+// What the reference says to the sample, on the CPU.
+NamedTensors cyclic_flow_truth(const CyclicFlowUpstream& upstream) {
+  ops::CyclicFlowOptions options;
+  options.backend = ops::Backend::kReference;
+  return run_cyclic_flow(random_cyclic_flow(kSample, at::kFloat, at::kCPU), upstream, options);
+}
+
+Check check_scalar_gated_la(at::Device device) {
+  const ops::ScalarGatedLaInputs in = random_scalar_gated_la(kSample, at::kFloat, device);
+  const at::Tensor grad = random_normal(in.v.sizes(), at::kFloat, device, 2);
+  ops::ScalarGatedLaOptions reference;
+  reference.backend = ops::Backend::kReference;
+  ops::ScalarGatedLaOptions portable;
+  portable.backend = ops::Backend::kPortable;
+  return {"scalar_gated_la", device.str(), "portable",
+          compare_all(run_scalar_gated_la(in, grad, portable), run_scalar_gated_la(in, grad, reference), at::kFloat)};
+}
+
+std::vector<Check> check_device(at::Device device, const std::vector<ops::BackendOffer>& offers) {
+  const ops::CyclicFlowInputs in = random_cyclic_flow(kSample, at::kFloat, device);
+  CyclicFlowUpstream upstream;
+  upstream.o = random_normal(in.v.sizes(), at::kFloat, at::kCPU, 2);
+  const NamedTensors truth = cyclic_flow_truth(upstream);
+  std::vector<Check> checks;
+  for (const ops::BackendOffer& offer : offers) {
+    if (!offer.refusal.empty() || offer.backend == ops::Backend::kReference) continue;
+    ops::CyclicFlowOptions options;
+    options.backend = offer.backend;
+    checks.push_back({"cyclic_flow", device.str(), ops::backend_name(offer.backend),
+                      compare_all(run_cyclic_flow(in, upstream, options), truth, at::kFloat)});
+  }
+  checks.push_back(check_scalar_gated_la(device));
+  const NamedTensors outputs(truth.begin(), truth.begin() + 4);
+  checks.push_back({"cyclic_flow_step", device.str(), device.is_cpu() ? step_kernel() : "portable",
+                    compare_all(run_steps(in, {}), outputs, at::kFloat)});
+  return checks;
+}
+
+Report examine() {
+  Report report;
+  std::vector<at::Device> devices = {at::kCPU};
+  if (!report.gpus.empty()) devices.emplace_back(at::kCUDA, 0);
+  for (const at::Device device : devices) {
+    const std::vector<ops::BackendOffer> offers = ops::cyclic_flow_backends(random_cyclic_flow(kSample, at::kFloat, device));
+    report.backends.push_back({"cyclic_flow", device.str(), offers});
+    report.backends.push_back({"scalar_gated_la", device.str(), scalar_gated_la_offers(device)});
+    for (Check& check : check_device(device, offers)) report.checks.push_back(std::move(check));
+  }
+  return report;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string all;
+  for (const std::string& word : words) all += (all.empty() ? "" : " ") + word;
+  return all.empty() ? "none" : all;
+}
+
+const TensorError& worst(const std::vector<TensorError>& errors) {
+  return *std::max_element(errors.begin(), errors.end(),
+                           [](const TensorError& a, const TensorError& b) { return !(a.rel_l2 >= b.rel_l2); });
+}
+
+void print(const Report& report) {
+  const auto line = [](const char* key, const std::string& value) { std::cout << text("%-14s %s\n", key, value.c_str()); };
+  line("cyfa", text("%s (commit %s)", CYFA_VERSION, commit().c_str()));
+  line("compiler", compiler());
+  line("torch", text("%s, built against %s%s", runtime_torch().c_str(), build_torch().c_str(), at::hasCUDA() ? "" : "; no CUDA"));
+  line("cpu", cpu_model());
+  line("instructions", joined(cpu_features()));
+  line("step kernel", step_kernel());
+  line("threads", std::to_string(at::get_num_threads()));
+  if (report.gpus.empty()) line("gpu", at::hasCUDA() ? "none seen" : "none (this torch has no CUDA)");
+  for (const Gpu& gpu : report.gpus) {
+    line("gpu", gpu.name.empty() ? "one, not examined (built without CUDA)" : gpu.name + ", compute capability " + gpu.capability);
+  }
+  std::cout << "\nbackends, fastest first; the first that takes the inputs runs\n";
+  for (const BackendReport& b : report.backends) {
+    for (const ops::BackendOffer& offer : b.offers) {
+      std::cout << text("  %-16s %-7s %-10s %s\n", b.op.c_str(), b.device.c_str(), ops::backend_name(offer.backend),
+                        offer.refusal.empty() ? "yes" : ("no: " + offer.refusal).c_str());
+    }
+  }
+  std::cout << "\nself-check against the reference: relative L2 of the worst of outputs and gradients\n";
+  for (const Check& check : report.checks) {
+    const TensorError& e = worst(check.errors);
+    std::cout << text("  %-16s %-7s %-10s %.1e (%s), limit %.0e: %s\n", check.op.c_str(), check.device.c_str(), check.backend.c_str(),
+                      e.rel_l2, e.name.c_str(), e.limit, check.pass() ? "ok" : "FAILED");
+  }
+  std::cout << (report.healthy() ? "\nhealthy\n" : "\nNOT HEALTHY: a path disagrees with the reference\n");
+}
+
+Json to_json(const Report& report) {
+  Json gpus = Json::array();
+  for (const Gpu& gpu : report.gpus) gpus.push_back({{"name", gpu.name}, {"capability", gpu.capability}});
+  Json backends = Json::array();
+  for (const BackendReport& b : report.backends) {
+    for (const ops::BackendOffer& offer : b.offers) {
+      backends.push_back({{"op", b.op},
+                          {"device", b.device},
+                          {"backend", ops::backend_name(offer.backend)},
+                          {"available", offer.refusal.empty()},
+                          {"refusal", offer.refusal}});
+    }
+  }
+  Json checks = Json::array();
+  for (const Check& check : report.checks) {
+    const TensorError& e = worst(check.errors);
+    checks.push_back({{"op", check.op},
+                      {"device", check.device},
+                      {"backend", check.backend},
+                      {"worst", e.name},
+                      {"rel_l2", e.rel_l2},
+                      {"limit", e.limit},
+                      {"pass", check.pass()}});
+  }
+  return {{"version", CYFA_VERSION},
+          {"commit", commit()},
+          {"compiler", compiler()},
+          {"torch", {{"runtime", runtime_torch()}, {"build", build_torch()}, {"cuda", at::hasCUDA()}}},
+          {"cpu", {{"model", cpu_model()}, {"features", cpu_features()}, {"threads", at::get_num_threads()}}},
+          {"step_kernel", step_kernel()},
+          {"gpus", gpus},
+          {"backends", backends},
+          {"checks", checks},
+          {"healthy", report.healthy()}};
+}
+
+int run_doctor(bool json) {
+  const Report report = examine();
+  if (json) {
+    std::cout << dump(to_json(report), 2) << '\n';
+  } else {
+    print(report);
+  }
+  return report.healthy() ? kDone : kCheckFailed;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, Action& action) {
+  CLI::App* doctor = app.add_subcommand("doctor", "Say what this build and machine can do, which backends run, and check one small case.");
+  auto json = std::make_shared<bool>(false);
+  doctor->add_flag("--json", *json, "Print JSON");
+  doctor->callback([&action, json] { action = [json] { return run_doctor(*json); }; });
+}
+
+}  // namespace cyfa::app

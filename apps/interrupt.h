@@ -1,0 +1,20 @@
+// Ctrl-C and kill end the program at once, whatever it computes, but never in the middle of writing a file.
+#pragma once
+
+#include <mutex>
+
+namespace cyfa::app {
+
+// Takes over SIGINT, SIGTERM and SIGHUP for the whole process: call it before any other thread starts.
+void watch_signals();
+
+// While one of these lives, a signal waits.
+class WriteGuard {
+ public:
+  WriteGuard();
+
+ private:
+  std::lock_guard<std::mutex> lock_;
+};
+
+}  // namespace cyfa::app

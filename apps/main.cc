@@ -1,0 +1,101 @@
+// The `cyfa` program: parses, runs one subcommand, turns every exception into one line and an exit status.
+#include <c10/util/Exception.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <exception>
+#include <iostream>
+#include <new>
+#include <string>
+
+#include "apps/commands.h"
+#include "apps/interrupt.h"
+
+namespace {
+
+constexpr const char* kAbout =
+    "cyfa: Cyclic Flow Attention, a fixed-size memory whose slots a learned clock moves through time.\n"
+    "This program checks, measures and shows the operator; the library is cyfa/ops (C++) and torch.ops.cyfa (Python).";
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  cyfa doctor                                    what this build and this machine can do, with a self-check\n"
+    "  cyfa verify op tests/vectors/*.safetensors     every backend against stored results\n"
+    "  cyfa bench op --pass both                      time of one layer's operator, beside a plain matrix product\n"
+    "  cyfa bench op --op step --B 64                 time of one decoding step\n"
+    "  cyfa show clock --png clock.png                how writes move through the slots\n"
+    "\n"
+    "Exit status: 0 done, 1 a check failed, 2 bad input or an error. `cyfa COMMAND --help` explains a command.";
+
+int fail(const std::string& message) {
+  std::cout.flush();
+  std::cerr << "cyfa: error: " << message << '\n';
+  return cyfa::app::kBadInput;
+}
+
+// The command that was being parsed, for the hint: "cyfa bench op".
+std::string deepest_command(const CLI::App& app) {
+  std::string name = "cyfa";
+  const CLI::App* at = &app;
+  while (!at->get_subcommands().empty()) {
+    at = at->get_subcommands().front();
+    name += " " + at->get_name();
+  }
+  return name;
+}
+
+// The first word that should name a command and does not; empty if there is none.
+std::string unknown_command(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* at = &app;
+  for (int i = 1; i < argc && argv[i][0] != '-'; ++i) {
+    const std::string word = argv[i];
+    const auto commands = at->get_subcommands([](const CLI::App*) { return true; });
+    if (commands.empty()) break;
+    const auto found = std::find_if(commands.begin(), commands.end(), [&](const CLI::App* command) { return command->get_name() == word; });
+    if (found == commands.end()) return word;
+    at = *found;
+  }
+  return "";
+}
+
+int run(int argc, char** argv) {
+  CLI::App app(kAbout, "cyfa");
+  app.footer(kExamples);
+  app.set_version_flag("--version", std::string("cyfa ") + CYFA_VERSION);
+  app.require_subcommand(1);
+  cyfa::app::Action action;
+  cyfa::app::add_doctor(app, action);
+  cyfa::app::add_verify(app, action);
+  cyfa::app::add_bench(app, action);
+  cyfa::app::add_show(app, action);
+  if (argc == 1) {
+    std::cout << app.help();
+    return cyfa::app::kBadInput;
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);
+    const std::string unknown = unknown_command(app, argc, argv);
+    return fail((unknown.empty() ? std::string(e.what()) : "no command is called " + unknown) + "\ntry `" + deepest_command(app) +
+                " --help`");
+  }
+  return action();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    cyfa::app::watch_signals();
+    const int status = run(argc, argv);
+    std::cout.flush();
+    return std::cout ? status : fail("writing to the standard output failed");
+  } catch (const c10::Error& e) {
+    return fail(e.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    return fail("out of memory");
+  } catch (const std::exception& e) {
+    return fail(e.what());
+  }
+}

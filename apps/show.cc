@@ -1,0 +1,11 @@
+#include "apps/commands.h"
+
+namespace cyfa::app {
+
+void add_show(CLI::App& app, Action& action) {
+  CLI::App* show = app.add_subcommand("show", "Draw pictures of the operator at work.");
+  show->require_subcommand(1);
+  add_show_clock(*show, action);
+}
+
+}  // namespace cyfa::app

@@ -1,0 +1,224 @@
+// cyfa show clock: marked writes moving through the slots of one head while its clock runs fast, slowly, not at all and at an even
+// pace. Computed with the pieces of the reference (cyfa/kernels/cyclic_flow/reference.h), in double precision.
+#include <unistd.h>
+
+#include <cmath>
+#include <iostream>
+#include <random>
+
+#include "apps/commands.h"
+#include "apps/interrupt.h"
+#include "apps/output.h"
+#include "cyfa/io/font.h"
+#include "cyfa/io/heatmap.h"
+#include "cyfa/kernels/cyclic_flow/reference.h"
+
+namespace cyfa::app {
+namespace {
+
+namespace ref = cyclic_flow::reference;
+
+constexpr double kAlpha = 0.996;    // forget gate of every token
+constexpr int64_t kKeyWidth = 256;  // unit keys of other tokens meet the query with a cosine near 1 / 16
+constexpr double kSharpness = 18;   // logit of a perfect match at the moment of its write
+constexpr size_t kFollowed = 1;     // the marked write that the query matches
+constexpr uint64_t kSeed = 7;
+
+struct Options {
+  std::string png;
+  int64_t tokens = 180;
+  int64_t slots = 63;
+};
+
+// The clock's pace in parts of the sequence: increments as a model would learn them, here by hand.
+struct Stretch {
+  double until;  // share of the tokens
+  double delta;
+};
+constexpr std::array<Stretch, 6> kPace = {{{0.20, 0.60}, {0.36, 0.12}, {0.46, 0.0}, {0.62, 1.0}, {0.78, 0.25}, {1.0, 0.50}}};
+constexpr std::array<double, 5> kMarkedAt = {0.03, 0.12, 0.28, 0.41, 0.66};
+
+struct Story {
+  std::vector<double> delta, clock;  // [T]
+  std::vector<int64_t> marked;       // tokens
+  std::vector<double> profile;       // [m, T] marked writes on the slots
+  std::vector<double> weights;       // [m, T] softmax of the followed query
+};
+
+std::vector<double> random_unit(std::mt19937_64& random) {
+  std::normal_distribution<double> normal;
+  std::vector<double> x(kKeyWidth);
+  double square = 0;
+  for (double& value : x) {
+    value = normal(random);
+    square += value * value;
+  }
+  for (double& value : x) value /= std::sqrt(square);
+  return x;
+}
+
+double dot(const std::vector<double>& a, const std::vector<double>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+std::vector<double> softmax(const std::vector<double>& logits) {
+  const double top = *std::max_element(logits.begin(), logits.end());
+  std::vector<double> p;
+  double sum = 0;
+  for (const double logit : logits) {
+    p.push_back(std::exp(logit - top));
+    sum += p.back();
+  }
+  for (double& value : p) value /= sum;
+  return p;
+}
+
+Story tell(const Options& options) {
+  const int64_t T = options.tokens;
+  const int64_t m = options.slots;
+  const int64_t M = m + 1;
+  Story story;
+  for (int64_t t = 0; t < T; ++t) {
+    const double at = static_cast<double>(t) / static_cast<double>(T);
+    const auto* stretch = kPace.begin();
+    while (at >= stretch->until) ++stretch;
+    story.delta.push_back(stretch->delta);
+    story.clock.push_back((t == 0 ? 0 : story.clock.back()) + stretch->delta);
+  }
+  for (const double share : kMarkedAt) story.marked.push_back(static_cast<int64_t>(share * static_cast<double>(T)));
+
+  std::mt19937_64 random(kSeed);
+  std::vector<std::vector<double>> keys;
+  for (int64_t t = 0; t < T; ++t) keys.push_back(random_unit(random));
+  const std::vector<double>& query = keys[static_cast<size_t>(story.marked[kFollowed])];
+
+  // In the absolute frame the past stands still: both sums only fade, and each token adds its write.
+  story.profile.assign(static_cast<size_t>(m * T), 0);
+  story.weights.assign(static_cast<size_t>(m * T), 0);
+  std::vector<double> marks(static_cast<size_t>(M), 0);
+  std::vector<double> scores(static_cast<size_t>(M), 0);
+  for (int64_t t = 0; t < T; ++t) {
+    const auto now = static_cast<size_t>(t);
+    const double clock = story.clock[now];
+    const std::vector<double> write = ref::temporal_write(M, clock);
+    const double mark = std::find(story.marked.begin(), story.marked.end(), t) != story.marked.end() ? 1 : 0;
+    const double match = kSharpness * dot(keys[now], query);
+    for (size_t i = 0; i < marks.size(); ++i) {
+      marks[i] = kAlpha * marks[i] + mark * write[i];
+      scores[i] = kAlpha * scores[i] + match * write[i];
+    }
+    const std::vector<double> on_slots = ref::relative_from_absolute(M, 1, marks.data(), clock);
+    const std::vector<double> weights = softmax(ref::relative_from_absolute(M, 1, scores.data(), clock));
+    for (int64_t r = 0; r < m; ++r) {
+      const auto cell = static_cast<size_t>(r * T + t);
+      story.profile[cell] = on_slots[static_cast<size_t>(r)];
+      story.weights[cell] = weights[static_cast<size_t>(r)];
+    }
+  }
+  return story;
+}
+
+std::vector<io::Heatmap> panels(const Story& story, const Options& options) {
+  const auto panel = [&](const std::string& title, int64_t rows, const std::vector<double>& values) {
+    io::Heatmap map;
+    map.title = title;
+    map.column_label = "token";
+    map.rows = rows;
+    map.columns = options.tokens;
+    map.values = values;
+    return map;
+  };
+  io::Heatmap slots = panel("1. The slots: marked writes enter at 0 and age", options.slots, story.profile);
+  slots.row_label = "slot = age";
+  slots.scale = io::ColorScale::kDiverging;
+  io::Heatmap clock = panel("2. The clock: slots that each token moves them", 1, story.delta);
+  clock.low = 0;
+  clock.high = 1;
+  io::Heatmap read = panel(text("3. The read: softmax weights of a query for token %lld", static_cast<long long>(story.marked[kFollowed])),
+                           options.slots, story.weights);
+  read.row_label = "slot = age";
+  read.low = 0;
+  return {slots, clock, read};
+}
+
+std::string tokens_text(const std::vector<int64_t>& tokens) {
+  std::string out;
+  for (const int64_t token : tokens) out += (out.empty() ? "" : ", ") + std::to_string(token);
+  return out;
+}
+
+// The increments up to the pause.
+std::string paces_text() {
+  std::string out;
+  for (const Stretch& stretch : kPace) {
+    out += (out.empty() ? "" : ", ") + text("%g", stretch.delta);
+    if (stretch.delta == 0) break;
+  }
+  return out;
+}
+
+// The panels under a heading and above a few lines that say how to read them.
+io::Image picture(const Story& story, std::vector<io::Heatmap> maps) {
+  for (io::Heatmap* map : {&maps[0], &maps[2]}) {
+    map->low = map->scale == io::ColorScale::kDiverging ? -1 : 0;
+    map->high = 1;
+  }
+  const io::Image plots = io::draw_heatmaps(maps, {.plot_width = 1080, .plot_height = 378, .cell = 24, .text_scale = 2});
+  const std::vector<std::string> notes = {
+      "Each token first moves all slots down by its increment, then writes its key and value into slot 0.",
+      "1: the writes of tokens " + tokens_text(story.marked) + ". Whole slots keep a write sharp, fractions",
+      "   spread it (red +, blue -). It fades, and past the last slot it returns at the first.",
+      "2: the increments: " + paces_text() + " (paused), ... Slots are spent where the clock runs.",
+      "3: before its write the query finds nothing; then it follows the write wherever the clock takes it.",
+  };
+  constexpr io::Color kHeading = {20, 40, 90};
+  constexpr io::Color kInk = {60, 60, 60};
+  constexpr int kMargin = 8;
+  constexpr int kHeadingHeight = 48;
+  constexpr int kLine = 22;
+  int width = plots.width;
+  for (const std::string& note : notes) width = std::max(width, io::text_width(note, 2) + 2 * kMargin);
+  io::Image image(width, kHeadingHeight + plots.height + kLine * static_cast<int>(notes.size()) + 2 * kMargin);
+  io::draw_text(image, kMargin, 14, "One head's memory while its clock runs", kHeading, 4);
+  image.draw_image(0, kHeadingHeight, plots);
+  int y = kHeadingHeight + plots.height + kMargin;
+  for (const std::string& note : notes) {
+    io::draw_text(image, kMargin, y, note, kInk, 2);
+    y += kLine;
+  }
+  return image;
+}
+
+int run_show(const Options& options) {
+  if (options.slots % 2 == 0) {
+    throw std::invalid_argument("--slots is " + std::to_string(options.slots) + "; wanted an odd number (M = slots + 1 are stored)");
+  }
+  const Story story = tell(options);
+  const std::vector<io::Heatmap> maps = panels(story, options);
+  io::TextStyle style = io::terminal_style(STDOUT_FILENO);
+  style.height = std::min(style.height, 16);
+  for (const io::Heatmap& map : maps) std::cout << io::heatmap_text(map, style) << '\n';
+  if (!options.png.empty()) {
+    const io::Image image = picture(story, maps);
+    const WriteGuard guard;
+    io::write_png(options.png, image);
+    std::cout << "picture written to " << options.png << '\n';
+  }
+  return kDone;
+}
+
+}  // namespace
+
+void add_show_clock(CLI::App& show, Action& action) {
+  CLI::App* command =
+      show.add_subcommand("clock", "Show how writes move through the slots while the clock runs fast, slowly or not at all.");
+  auto options = std::make_shared<Options>();
+  command->add_option("--png", options->png, "Also write the picture to this file")->type_name("FILE");
+  command->add_option("--tokens", options->tokens, "Tokens of the sequence")->check(CLI::Range(20, 4000))->capture_default_str();
+  command->add_option("--slots", options->slots, "Active slots m, odd")->check(CLI::Range(3, 511))->capture_default_str();
+  command->callback([&action, options] { action = [options] { return run_show(*options); }; });
+}
+
+}  // namespace cyfa::app

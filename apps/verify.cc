@@ -1,0 +1,11 @@
+#include "apps/commands.h"
+
+namespace cyfa::app {
+
+void add_verify(CLI::App& app, Action& action) {
+  CLI::App* verify = app.add_subcommand("verify", "Compare results with stored ones.");
+  verify->require_subcommand(1);
+  add_verify_op(*verify, action);
+}
+
+}  // namespace cyfa::app

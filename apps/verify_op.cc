@@ -1,0 +1,129 @@
+// cyfa verify op: stored vectors of the operator through each backend.
+#include <iostream>
+
+#include "apps/accuracy.h"
+#include "apps/commands.h"
+#include "apps/output.h"
+#include "apps/verify_op_file.h"
+#include "cyfa/io/file_error.h"
+#include "cyfa/ops/check.h"
+#include "cyfa/ops/cyclic_flow.h"
+
+namespace cyfa::app {
+namespace {
+
+struct Options {
+  std::vector<std::string> files;
+  std::string backend = "all";
+  std::string dtype = "fp32";
+  std::string device = "cpu";
+  double limit = 0;  // 0: by precision
+  bool json = false;
+};
+
+struct Result {
+  std::string file, backend, dtype;
+  std::vector<TensorError> tensors;
+
+  bool pass() const {
+    return std::all_of(tensors.begin(), tensors.end(), [](const TensorError& e) { return e.pass; });
+  }
+};
+
+void print(const Result& result) {
+  std::cout << text("%s  backend %s  %s\n", result.file.c_str(), result.backend.c_str(), result.dtype.c_str());
+  std::cout << text("  %-18s %10s %10s %10s\n", "tensor", "rel_l2", "max_abs", "limit");
+  for (const TensorError& e : result.tensors) {
+    std::cout << text("  %-18s %10.2e %10.2e %10.0e  %s\n", e.name.c_str(), e.rel_l2, e.max_abs, e.limit, e.pass ? "PASS" : "FAIL");
+  }
+}
+
+Json to_json(const Result& result) {
+  Json tensors = Json::array();
+  for (const TensorError& e : result.tensors) {
+    tensors.push_back({{"name", e.name}, {"rel_l2", e.rel_l2}, {"max_abs", e.max_abs}, {"limit", e.limit}, {"pass", e.pass}});
+  }
+  return {{"file", result.file}, {"backend", result.backend}, {"dtype", result.dtype}, {"tensors", tensors}, {"pass", result.pass()}};
+}
+
+// The backends to run: the one asked for, or every one that does not refuse; refusals are said.
+std::vector<ops::Backend> chosen_backends(const std::string& file, const ops::CyclicFlowInputs& in, const Options& options) {
+  if (options.backend != "all") return {ops::parse_backend(options.backend)};
+  std::vector<ops::Backend> chosen;
+  for (const ops::BackendOffer& offer : ops::cyclic_flow_backends(in)) {
+    if (offer.refusal.empty()) {
+      chosen.push_back(offer.backend);
+    } else if (!options.json) {
+      std::cout << text("%s  backend %s  not run: %s\n", file.c_str(), ops::backend_name(offer.backend), offer.refusal.c_str());
+    }
+  }
+  return chosen;
+}
+
+std::vector<Result> verify_file(const std::string& path, const Options& options, at::Device device) {
+  const OpFile file = read_op_file(path);
+  const at::ScalarType dtype = parse_dtype(options.dtype);
+  std::vector<Result> results;
+  // What the file holds can still be out of an operator's range (a gate above 0, borders that fall).
+  try {
+    const ops::CyclicFlowInputs in = converted(file.inputs, dtype, device);
+    for (const ops::Backend backend : chosen_backends(path, in, options)) {
+      ops::CyclicFlowOptions run = file.options;
+      run.backend = backend;
+      const NamedTensors actual = run_cyclic_flow(in, file.upstream, run);
+      results.push_back({path, ops::backend_name(backend), options.dtype, compare_all(actual, file.expected, dtype, options.limit)});
+      if (!options.json) print(results.back());
+    }
+  } catch (const ops::ArgumentError& e) {
+    throw io::FileError(path, e.what());
+  }
+  return results;
+}
+
+int run_verify(const Options& options) {
+  const at::Device device = parse_device(options.device);
+  std::vector<Result> results;
+  bool readable = true;
+  for (const std::string& path : options.files) {
+    try {
+      for (Result& result : verify_file(path, options, device)) results.push_back(std::move(result));
+    } catch (const io::FileError& e) {
+      std::cout.flush();
+      std::cerr << "cyfa: error: " << e.what() << '\n';
+      readable = false;
+    }
+  }
+  const auto failed = std::count_if(results.begin(), results.end(), [](const Result& r) { return !r.pass(); });
+  if (options.json) {
+    Json rows = Json::array();
+    for (const Result& result : results) rows.push_back(to_json(result));
+    write_rows("-", rows);
+  } else {
+    std::cout << text("%zu runs, %lld failed%s\n", results.size(), static_cast<long long>(failed),
+                      readable ? "" : "; some files could not be used");
+  }
+  if (!readable) return kBadInput;
+  return failed == 0 ? kDone : kCheckFailed;
+}
+
+}  // namespace
+
+void add_verify_op(CLI::App& verify, Action& action) {
+  CLI::App* command = verify.add_subcommand("op", "Run files of operator vectors through each backend and compare outputs and gradients.");
+  auto options = std::make_shared<Options>();
+  command->add_option("files", options->files, "Vector files (.safetensors); docs/cli.md gives the format")->required()->type_name("FILE");
+  command->add_option("--backend", options->backend, "Backend to run; all: each that takes the inputs")
+      ->check(CLI::IsMember({"all", "auto", "reference", "portable", "sm90"}))
+      ->capture_default_str();
+  command->add_option("--dtype", options->dtype, "Type of q, k and v")
+      ->check(CLI::IsMember({"fp32", "fp64", "bf16"}))
+      ->capture_default_str();
+  command->add_option("--device", options->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  command->add_option("--limit", options->limit, "Limit of rel_l2 for every tensor, in place of the precision's own")
+      ->check(CLI::PositiveNumber);
+  command->add_flag("--json", options->json, "Print a JSON array, one row per file and backend");
+  command->footer("Exit status: 0 all within their limits, 1 a tensor above its limit, 2 a file that cannot be used.");
+  command->callback([&action, options] { action = [options] { return run_verify(*options); }; });
+}
+
+}  // namespace cyfa::app

@@ -1,0 +1,27 @@
+#!/bin/bash
+# Speed and memory of the operators on this CPU; every row goes to build/bench.json.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+parts=build/bench
+mkdir -p "$parts"
+
+step() { printf '\n== %s\n' "$*"; }
+
+step "cyclic_flow: forward and backward, one layer of the 400M model"
+build/cyfa bench op --pass both --json "$parts/cyclic_flow.json"
+step "scalar_gated_la: the pass that cyclic_flow makes twice"
+build/cyfa bench op --op scalar_gated_la --pass both --json "$parts/scalar_gated_la.json"
+step "decoding step, 64 sequences"
+build/cyfa bench op --op step --json "$parts/step.json"
+step "scaling with the length"
+build/cyfa bench op --scaling --json "$parts/scaling.json"
+step "beside a token loop in plain PyTorch (flash-linear-attention's naive_recurrent_cyfa)"
+"$PYTHON" bench/compare_naive.py --json "$parts/compare_naive.json"
+
+"$PYTHON" - "$parts"/*.json << 'END' > build/bench.json.tmp
+import json, sys
+rows = [row for path in sys.argv[1:] for row in json.load(open(path))]
+print("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]")
+END
+mv build/bench.json.tmp build/bench.json
+printf '\nall rows are in build/bench.json\n'

@@ -1,0 +1,57 @@
+#!/bin/bash
+# Compiles every CUDA source for sm_90a, on any machine with nvcc, and prints what each kernel takes. Fails on a warning and on a
+# spilled register.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+mapfile -t sources < <(find cyfa -name '*.cu' | sort)
+if ! command -v nvcc > /dev/null; then
+  echo "SKIPPED: nvcc not found; ${#sources[@]} CUDA sources were not compiled"
+  exit 0
+fi
+if [[ ${#sources[@]} -eq 0 ]]; then
+  echo "no CUDA sources under cyfa/: nothing to compile"
+  exit 0
+fi
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+mapfile -t flags < <(tr ' ' '\n' < cmake/cuda_flags.txt)
+
+failed=0
+printf '%-72s %9s %7s %7s %7s\n' kernel registers smem stack spills
+for source in "${sources[@]}"; do
+  log=$folder/log
+  if ! nvcc "${flags[@]}" -gencode arch=compute_90a,code=sm_90a -Xptxas -v -I. -c "$source" -o "$folder/out.o" > "$log" 2>&1; then
+    cat "$log"
+    echo "FAILED: $source does not compile"
+    failed=1
+    continue
+  fi
+  grep -vE '^(ptxas|nvcc) info|bytes stack frame|^ *$' "$log" || true
+  # "Function properties" and "Used" of a kernel come in either order behind its "Compiling entry function" line.
+  awk -v source="$source" '
+    function flush_kernel() {
+      if (name == "") return
+      printf "%s\t%s\t%s\t%s\t%s\n", name, registers, smem, stack, spills
+      name = ""
+    }
+    /Compiling entry function/ { flush_kernel(); split($0, q, "\047"); name = q[2]; registers = "?"; smem = 0; stack = 0; spills = 0 }
+    /bytes stack frame/ && name != "" { stack = $1; spills = $5 + $9 }
+    /Used [0-9]+ registers/ && name != "" {
+      for (i = 1; i <= NF; ++i) {
+        if ($i ~ /^registers/) registers = $(i - 1)
+        if ($i ~ /^smem/) smem = $(i - 2)
+      }
+    }
+    END { flush_kernel() }' "$log" > "$folder/table"
+  while IFS=$'\t' read -r name registers smem stack spills; do
+    short=$(c++filt "$name" | sed -E 's/\(anonymous namespace\):://g; s/^void //; s/\(.*//')
+    printf '%-72s %9s %7s %7s %7s\n' "${short:0:72}" "$registers" "$smem" "$stack" "$spills"
+    if [[ $spills -ne 0 ]]; then
+      echo "FAILED: $short of $source spills $spills bytes"
+      failed=1
+    fi
+  done < "$folder/table"
+done
+echo "${#sources[@]} CUDA sources compiled for sm_90a"
+exit $failed

@@ -1,0 +1,30 @@
+#!/bin/bash
+# scripts/gpu.sh test|bench: builds with CUDA into build-cuda and runs the GPU's tests or the operator's benchmark.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+what=${1:?test or bench}
+
+stop() { echo "make gpu-$what: $*" >&2; exit 1; }
+
+nvidia-smi -L > /dev/null 2>&1 || stop "no NVIDIA GPU is visible here (nvidia-smi -L fails); run this on a machine that has one"
+command -v nvcc > /dev/null || stop "nvcc is not on the PATH; install the CUDA toolkit, 13.0 or later"
+if [[ -z ${CYFA_TORCH_DIR:-} ]]; then
+  CYFA_TORCH_DIR=$(python3 -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])' 2>/dev/null || true)
+fi
+[[ -e $CYFA_TORCH_DIR/lib/libtorch_cuda.so ]] ||
+  stop "set CYFA_TORCH_DIR to the folder of a CUDA build of torch (it holds lib/libtorch_cuda.so)"
+export CYFA_TORCH_DIR
+
+echo "== building with CUDA against $CYFA_TORCH_DIR"
+cmake --preset cuda
+cmake --build --preset cuda --parallel "${JOBS:-$(nproc)}"
+case $what in
+  test)
+    count=$(ctest --test-dir build-cuda -N -L gpu | sed -n 's/^Total Tests: //p')
+    echo "== $count GPU tests"
+    ctest --test-dir build-cuda -L gpu --output-on-failure --no-tests=error
+    build-cuda/cyfa doctor
+    ;;
+  bench) build-cuda/cyfa bench op --device cuda --dtype bf16 --B 32 --pass both --json build-cuda/bench.json ;;
+  *) stop "unknown; wanted test or bench" ;;
+esac

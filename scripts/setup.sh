@@ -1,0 +1,73 @@
+#!/bin/bash
+# Installs what the build needs and is not here yet: system packages by apt, and .venv with the pinned torch. A second run finds
+# everything in place and touches no network.
+#   scripts/setup.sh               what building and testing need
+#   scripts/setup.sh clang-format  one more command, by the name of its package
+# CYFA_TORCH_DIR names the folder of a torch package to use instead of .venv; CYFA_PIP_ARGS goes to pip (for example an index of
+# CPU-only wheels, which are a tenth of the size).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { echo "== $*"; }
+stop() { echo "setup: $*" >&2; exit 1; }
+
+has_header() { echo "#include <$1>" | c++ -std=c++20 -fsyntax-only -x c++ - 2>/dev/null; }
+has_venv() { python3 -c 'import venv, ensurepip' 2>/dev/null; }
+
+missing=()
+need() {  # need <package> <test...>
+  local package=$1
+  shift
+  "$@" > /dev/null 2>&1 || missing+=("$package")
+}
+
+if [[ $# -gt 0 ]]; then
+  for command in "$@"; do need "$command" command -v "$command"; done
+else
+  need g++ command -v c++
+  need cmake command -v cmake
+  need ninja-build command -v ninja
+  need ccache command -v ccache
+  need python3 command -v python3
+  need python3-venv has_venv
+  need zlib1g-dev has_header zlib.h
+  need libgtest-dev has_header gtest/gtest.h
+  need libbenchmark-dev has_header benchmark/benchmark.h
+  need libcli11-dev has_header CLI/CLI.hpp
+  need nlohmann-json3-dev has_header nlohmann/json.hpp
+fi
+
+if [[ ${#missing[@]} -gt 0 ]]; then
+  command -v apt-get > /dev/null || stop "this system has no apt-get; please install what these Debian packages hold: ${missing[*]}"
+  sudo=()
+  if [[ $(id -u) -ne 0 ]]; then
+    command -v sudo > /dev/null || stop "not root, and no sudo; please install: apt-get install ${missing[*]}"
+    sudo=(sudo)
+  fi
+  say "installing ${missing[*]}"
+  "${sudo[@]}" apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null
+fi
+[[ $# -eq 0 ]] || exit 0
+
+header=include/torch/csrc/api/include/torch/torch.h
+if [[ -n ${CYFA_TORCH_DIR:-} ]]; then
+  [[ -e $CYFA_TORCH_DIR/$header ]] ||
+    stop "CYFA_TORCH_DIR is $CYFA_TORCH_DIR, which holds no $header; wanted the folder of the Python package torch"
+  say "torch: $CYFA_TORCH_DIR (CYFA_TORCH_DIR)"
+  exit 0
+fi
+
+# What pip would install, found without asking pip: it would ask the network.
+wanted=$(sed -n 's/^torch==//p' scripts/requirements.txt)
+installed=$(cat .venv/lib/python3*/site-packages/torch/version.py 2>/dev/null | sed -n "s/^__version__ = '\([0-9.]*\).*/\1/p")
+if [[ $installed != "$wanted" ]] || ! compgen -G '.venv/lib/python3*/site-packages/numpy/version.py' > /dev/null; then
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    stop "$(python3 --version) is too old for torch $wanted; wanted 3.10 or later"
+  [[ -x .venv/bin/python ]] || python3 -m venv .venv
+  say "installing torch $wanted into .venv (a large download: this can take some minutes)"
+  # shellcheck disable=SC2086  # CYFA_PIP_ARGS is a list of words
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check ${CYFA_PIP_ARGS:-} -r scripts/requirements.txt
+fi
+.venv/bin/python -W ignore -c 'import torch' || stop "torch was installed into .venv, but cannot be imported"
+say "set-up is complete (torch $wanted in .venv)"

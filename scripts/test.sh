@@ -1,0 +1,29 @@
+#!/bin/bash
+# All tests of a release build, the tests under the sanitizers, and the CUDA compile check. CYFA_TEST_FAST=1 leaves out the second.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+jobs=${JOBS:-2}
+
+step() { printf '\n== %s\n' "$*"; }
+
+step "tests (release build)"
+ctest --test-dir build --output-on-failure -j "$jobs" -LE gpu --no-tests=error
+
+if [[ -z ${CYFA_TEST_FAST:-} ]]; then
+  step "building the tests with the address and undefined-behaviour sanitizers"
+  cmake --preset asan > /dev/null
+  cmake --build --preset asan --parallel "$jobs"
+  step "tests (sanitizers)"
+  # torch keeps its registries until the process ends, which is no leak of ours.
+  export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+  for tests in tests_io tests_kernels tests_ops; do
+    echo "-- $tests"
+    "build-asan/$tests" --gtest_brief=1
+  done
+fi
+
+step "CUDA sources"
+scripts/check_cuda.sh
+
+gpu=$(ctest --test-dir build -N -L gpu | sed -n 's/^Total Tests: //p')
+step "passed. SKIPPED: ${gpu:-0} GPU tests (they need a GPU: make gpu-test)"
