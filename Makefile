@@ -35,12 +35,13 @@ $(SETUP): scripts/setup.sh scripts/requirements.txt
 build: $(SETUP)
 	@echo "== building (preset release, $(JOBS) jobs; the first time takes some minutes)"
 	@cmake --preset release > build/configure.log || { cat build/configure.log; exit 1; }
-	@cmake --build --preset release --parallel $(JOBS)
+	@cmake --build --preset release --parallel $(JOBS) --target cyfa
 
 demo: build
 	@scripts/demo.sh
 
 test: build
+	@cmake --build --preset release --parallel $(JOBS)
 	@scripts/test.sh
 
 bench: build

@@ -6,6 +6,7 @@ is downloaded at first use and only the two files of the loop are loaded. Result
 """
 
 import argparse
+import datetime
 import importlib.util
 import json
 import pathlib
@@ -109,7 +110,7 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--repeats", type=int, default=5, help="runs of cyclic_flow; the loop runs once (default: %(default)s)")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build", help="folder of libcyfa_ops.so (default: build)")
-    parser.add_argument("--json", help="write the row to this file")
+    parser.add_argument("--json", help="write the rows to this file, or with - to the standard output")
     a = parser.parse_args()
 
     library = a.build / "libcyfa_ops.so"
@@ -140,14 +141,30 @@ def main():
     worst = max(errors, key=errors.get)
     print(f"ratio            {theirs / ours:10.1f}   results agree: o {errors['o']:.1e}, worst {worst} {errors[worst]:.1e} (relative L2)")
     if a.json:
-        shape = {name: getattr(a, name) for name in "BTHKVM"}
-        common = {"op": "cyclic_flow", "pass": "forward+backward", "dtype": "fp32", **shape, "threads": torch.get_num_threads()}
-        versions = {"torch": torch.__version__}
-        rows = [
-            {"impl": "cyfa", **common, "ms": ours * 1e3, "ratio": theirs / ours, "rel_l2": errors, "versions": versions},
-            {"impl": "flash-linear-attention naive_recurrent_cyfa", **common, "ms": theirs * 1e3, "versions": {**versions, "fla": "0.6.0"}},
-        ]
-        pathlib.Path(a.json).write_text(json.dumps(rows, indent=1) + "\n")
+        write_rows(a, ours, theirs, errors)
+
+
+def write_rows(a, ours, theirs, errors):
+    shape = {name: getattr(a, name) for name in "BTHKVM"}
+    common = {"op": "cyclic_flow", "pass": "forward+backward", "dtype": "fp32", "device": "cpu", **shape}
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    about = {"threads": torch.get_num_threads(), "date": date, "machine": cpu_model(), "versions": {"torch": torch.__version__, "fla": "0.6.0"}}
+    rows = [
+        {"impl": "cyfa", **common, "ms": ours * 1e3, "times_faster": theirs / ours, "check_rel_l2": errors, **about},
+        {"impl": "flash-linear-attention naive_recurrent_cyfa", **common, "ms": theirs * 1e3, **about},
+    ]
+    text = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
+    if a.json == "-":
+        print(text, end="")
+    else:
+        pathlib.Path(a.json).write_text(text)
+
+
+def cpu_model():
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return "unknown"
 
 
 if __name__ == "__main__":

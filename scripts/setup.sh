@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 say() { echo "== $*"; }
 stop() { echo "setup: $*" >&2; exit 1; }
 
-has_header() { echo "#include <$1>" | c++ -std=c++20 -fsyntax-only -x c++ - 2>/dev/null; }
+has_header() { printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | c++ -fsyntax-only -x c++ -; }
 has_venv() { python3 -c 'import venv, ensurepip' 2>/dev/null; }
 
 missing=()
@@ -60,7 +60,7 @@ fi
 
 # What pip would install, found without asking pip: it would ask the network.
 wanted=$(sed -n 's/^torch==//p' scripts/requirements.txt)
-installed=$(cat .venv/lib/python3*/site-packages/torch/version.py 2>/dev/null | sed -n "s/^__version__ = '\([0-9.]*\).*/\1/p")
+installed=$(sed -n "s/^__version__ = '\([0-9.]*\).*/\1/p" .venv/lib/python3*/site-packages/torch/version.py 2>/dev/null || true)
 if [[ $installed != "$wanted" ]] || ! compgen -G '.venv/lib/python3*/site-packages/numpy/version.py' > /dev/null; then
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
     stop "$(python3 --version) is too old for torch $wanted; wanted 3.10 or later"

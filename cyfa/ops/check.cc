@@ -1,5 +1,6 @@
 #include "cyfa/ops/check.h"
 
+#include <cmath>
 #include <sstream>
 
 namespace cyfa::ops::check {
@@ -52,12 +53,18 @@ void same_device(const char* op, const char* name, const at::Tensor& x, const ch
   fail(op, std::string(name) + " is on " + x.device().str() + ", wanted " + wanted.str() + " (as " + other_name + ")");
 }
 
-std::vector<int64_t> sequence_offsets(const char* op, const at::Tensor& cu_seqlens, int64_t B, int64_t T) {
-  if (B != 1) fail(op, "cu_seqlens needs a packed batch, B = 1, but B is " + std::to_string(B));
+void borders(const char* op, const at::Tensor& cu_seqlens, int64_t B, at::Device device) {
+  if (!cu_seqlens.defined()) fail(op, "cu_seqlens is missing, wanted [N + 1] integers (or no cu_seqlens at all)");
   if (cu_seqlens.dim() != 1 || cu_seqlens.size(0) < 1)
     fail(op, "cu_seqlens has shape " + describe(cu_seqlens.sizes()) + ", wanted [N + 1] with N >= 0");
   const auto t = cu_seqlens.scalar_type();
   if (t != at::kLong && t != at::kInt) fail(op, std::string("cu_seqlens has type ") + c10::toString(t) + ", wanted Long or Int");
+  if (!cu_seqlens.is_cpu() && cu_seqlens.device() != device)
+    fail(op, "cu_seqlens is on " + cu_seqlens.device().str() + ", wanted cpu or " + device.str() + " (as q)");
+  if (B != 1) fail(op, "cu_seqlens needs a packed batch, B = 1, but B is " + std::to_string(B));
+}
+
+std::vector<int64_t> sequence_offsets(const char* op, const at::Tensor& cu_seqlens, int64_t T) {
   const at::Tensor host = cu_seqlens.to(at::kCPU, at::kLong).contiguous();
   const int64_t* p = host.const_data_ptr<int64_t>();
   std::vector<int64_t> offsets(p, p + host.numel());
@@ -69,6 +76,19 @@ std::vector<int64_t> sequence_offsets(const char* op, const at::Tensor& cu_seqle
                    ", wanted values that never decrease");
   }
   return offsets;
+}
+
+void widths(const char* op, int64_t H, int64_t K, int64_t V) {
+  if (H >= 1 && K >= 1 && V >= 1) return;
+  fail(op, "H, K and V are " + std::to_string(H) + ", " + std::to_string(K) + " and " + std::to_string(V) + ", wanted at least 1 each");
+}
+
+void scale(const char* op, double scale) {
+  if (!std::isfinite(scale)) fail(op, "scale is " + std::to_string(scale) + ", wanted a finite number");
+}
+
+void norm_eps(const char* op, double norm_eps) {
+  if (!(norm_eps >= 0.0)) fail(op, "norm_eps is " + std::to_string(norm_eps) + ", wanted at least 0");
 }
 
 void log_alpha(const char* op, const at::Tensor& log_alpha) {

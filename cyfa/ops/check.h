@@ -29,8 +29,14 @@ void floating(const char* op, const char* name, const at::Tensor& x);  // fp64, 
 void same_dtype(const char* op, const char* name, const at::Tensor& x, const char* other_name, at::ScalarType wanted);
 void same_device(const char* op, const char* name, const at::Tensor& x, const char* other_name, at::Device wanted);
 
-// Sequence borders of a packed batch: [N + 1] integers from 0 to T that never decrease. Returned on the host.
-std::vector<int64_t> sequence_offsets(const char* op, const at::Tensor& cu_seqlens, int64_t B, int64_t T);
+// Sequence borders of a packed batch, [N + 1] integers on the CPU or beside q: all that can be said without reading them.
+void borders(const char* op, const at::Tensor& cu_seqlens, int64_t B, at::Device device);
+// Their values, on the host: from 0 to T, never decreasing.
+std::vector<int64_t> sequence_offsets(const char* op, const at::Tensor& cu_seqlens, int64_t T);
+
+void widths(const char* op, int64_t H, int64_t K, int64_t V);  // at least 1 each
+void scale(const char* op, double scale);                      // finite
+void norm_eps(const char* op, double norm_eps);                // at least 0
 
 // Gates on a CPU are scanned for NaN and positive values (one pass over [B, T, H]); on a GPU that would cost a
 // synchronisation, so a bad gate there shows as NaN in the output.

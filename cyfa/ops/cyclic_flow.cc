@@ -25,18 +25,6 @@ void check_norm_weight(const char* name, const std::optional<at::Tensor>& x, int
   check::same_device(kOp, name, *x, "q", device);
 }
 
-SegmentSize segment_size(const CyclicFlowOptions& options, int64_t H, at::Device device) {
-  if (options.chunk < 0 || options.chunk > 4096) check::fail(kOp, "chunk is " + std::to_string(options.chunk) + ", wanted 1 to 4096, or 0");
-  if (options.segment_chunks < 0) check::fail(kOp, "segment_chunks is " + std::to_string(options.segment_chunks) + ", wanted at least 1, or 0");
-  SegmentSize size;
-  size.chunk = options.chunk > 0 ? options.chunk : kCyclicFlowChunk;
-  size.chunks = options.segment_chunks > 0 ? options.segment_chunks : kCyclicFlowSegmentChunks;
-  // A CPU wants a working set that fits its cache; a GPU wants all the work there is.
-  const int64_t heads_at_once = device.is_cpu() ? 1 : 1024;
-  size.lanes = std::max<int64_t>(1, heads_at_once / H);
-  return size;
-}
-
 }  // namespace
 
 CyclicFlowShape check_cyclic_flow(const CyclicFlowInputs& in) {
@@ -48,9 +36,7 @@ CyclicFlowShape check_cyclic_flow(const CyclicFlowInputs& in) {
   s.H = in.q.size(2);
   s.K = in.q.size(3);
   s.V = in.v.size(3);
-  if (s.H < 1 || s.K < 1 || s.V < 1) {
-    check::fail(kOp, "H, K and V are " + std::to_string(s.H) + ", " + std::to_string(s.K) + " and " + std::to_string(s.V) + ", wanted at least 1 each");
-  }
+  check::widths(kOp, s.H, s.K, s.V);
   check::floating(kOp, "q", in.q);
   const at::Device device = in.q.device();
   check::shape(kOp, "k", in.k, {{"B", s.B}, {"T", s.T}, {"H", s.H}, {"K", s.K}});
@@ -75,6 +61,7 @@ CyclicFlowShape check_cyclic_flow(const CyclicFlowInputs& in) {
   check_norm_weight("k_norm_weight", in.k_norm_weight, s.K, device);
 
   s.packed = in.cu_seqlens.has_value();
+  if (s.packed) check::borders(kOp, *in.cu_seqlens, s.B, device);
   s.N = s.packed ? in.cu_seqlens->numel() - 1 : s.B;
   s.compute = in.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   if (in.initial_state) {
@@ -96,10 +83,7 @@ CyclicFlowShape check_cyclic_flow(const CyclicFlowInputs& in) {
 }
 
 std::vector<int64_t> cyclic_flow_offsets(const CyclicFlowInputs& in, const CyclicFlowShape& s) {
-  if (s.packed) return check::sequence_offsets(kOp, *in.cu_seqlens, s.B, s.T);
-  std::vector<int64_t> offsets(static_cast<size_t>(s.B) + 1);
-  for (int64_t b = 0; b <= s.B; ++b) offsets[static_cast<size_t>(b)] = b * s.T;
-  return offsets;
+  return s.packed ? check::sequence_offsets(kOp, *in.cu_seqlens, s.T) : batch_offsets(s.B, s.T);
 }
 
 CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const CyclicFlowShape& s, const CyclicFlowSettings& settings) {
@@ -133,10 +117,15 @@ CyclicFlowGradients empty_cyclic_flow_gradients(const CyclicFlowInputs& in, cons
   return out;
 }
 
+#ifndef CYFA_CUDA
+std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs&) { return "this build has no CUDA kernels"; }
+CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs&, const CyclicFlowSettings&) { return {}; }
+#endif
+
 std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& in) {
   check_cyclic_flow(in);
   return {
-      {Backend::kSm90, "this build has no sm90 kernels of cyclic_flow"},
+      {Backend::kSm90, cyclic_flow_sm90_refusal(in)},
       {Backend::kPortable, ""},
       {Backend::kReference, ""},
   };
@@ -148,9 +137,9 @@ CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowOptions
   settings.backend = choose_backend(kOp, options.backend, cyclic_flow_backends(in));
   settings.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.K)));
   settings.norm_eps = options.norm_eps;
-  if (!std::isfinite(settings.scale)) check::fail(kOp, "scale is " + std::to_string(settings.scale) + ", wanted a finite number");
-  if (!(settings.norm_eps >= 0.0)) check::fail(kOp, "norm_eps is " + std::to_string(settings.norm_eps) + ", wanted at least 0");
-  settings.size = segment_size(options, shape.H, in.q.device());
+  check::scale(kOp, settings.scale);
+  check::norm_eps(kOp, settings.norm_eps);
+  settings.size = segment_size(kOp, options.chunk, options.segment_chunks, shape.H, in.q.device());
   settings.save_scores = options.save_scores;
   return call_cyclic_flow(in, settings);
 }

@@ -4,7 +4,8 @@
 //   cyfa::_cyclic_flow_forward   o, final state, and what backward needs
 //   cyfa::_cyclic_flow_backward  the hand-derived backward; itself not differentiable
 //
-// The last two take the inputs as one list in the order of `pack`, so that the list of arguments is spelled out once.
+// The last two take the inputs that are there as one list, and `places`: where each stands in the order of `pack`. So the list of
+// arguments is spelled out once, and autograd sees every tensor of it.
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -28,7 +29,9 @@ TensorVector pack(const CyclicFlowInputs& in) {
           state.k, state.v, state.clock, in.cu_seqlens.value_or(Tensor())};
 }
 
-CyclicFlowInputs unpack(at::TensorList x) {
+CyclicFlowInputs unpack(at::TensorList present, at::IntArrayRef places) {
+  TensorVector x(kInputs);
+  for (size_t i = 0; i < places.size(); ++i) x[static_cast<size_t>(places[i])] = present[i];
   const auto optional = [](const Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; };
   CyclicFlowInputs in{x[0], x[1], x[2], x[3], x[4], x[5], x[6], optional(x[7]), optional(x[8]), std::nullopt, optional(x[12])};
   if (x[9].defined()) in.initial_state = CyclicFlowState{x[9], x[10], x[11]};
@@ -62,17 +65,19 @@ CyclicFlowSettings settings_of(double scale, double norm_eps, at::IntArrayRef se
   return s;
 }
 
-TensorVector forward_kernel(const OptionalList& inputs, double scale, double norm_eps, at::IntArrayRef segment_size, bool save_scores,
+TensorVector forward_kernel(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size, bool save_scores,
                             c10::string_view backend) {
-  const CyclicFlowInputs in = unpack(from_optionals(inputs));
+  const CyclicFlowInputs in = unpack(inputs, places);
   const CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, save_scores, backend);
   check::log_alpha(kCyclicFlow, in.log_alpha);
-  return pack(settings.backend == Backend::kReference ? cyclic_flow_reference_forward(in, settings) : cyclic_flow_portable_forward(in, settings));
+  if (settings.backend == Backend::kReference) return pack(cyclic_flow_reference_forward(in, settings));
+  if (settings.backend == Backend::kSm90) return pack(cyclic_flow_sm90_forward(in, settings));
+  return pack(cyclic_flow_portable_forward(in, settings));
 }
 
-TensorVector forward_meta(const OptionalList& inputs, double scale, double norm_eps, at::IntArrayRef segment_size, bool save_scores,
+TensorVector forward_meta(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size, bool save_scores,
                           c10::string_view backend) {
-  const CyclicFlowInputs in = unpack(from_optionals(inputs));
+  const CyclicFlowInputs in = unpack(inputs, places);
   return pack(empty_cyclic_flow_forward(in, check_cyclic_flow(in), settings_of(scale, norm_eps, segment_size, save_scores, backend)));
 }
 
@@ -86,9 +91,9 @@ TensorVector pack(const CyclicFlowGradients& g) {
   return x;
 }
 
-TensorVector backward_kernel(const OptionalList& inputs, at::TensorList saved, const OptionalList& grads, double scale, double norm_eps,
+TensorVector backward_kernel(at::TensorList inputs, at::IntArrayRef places, at::TensorList saved, const OptionalList& grads, double scale, double norm_eps,
                              at::IntArrayRef segment_size, bool save_scores, c10::string_view backend) {
-  const CyclicFlowInputs in = unpack(from_optionals(inputs));
+  const CyclicFlowInputs in = unpack(inputs, places);
   const CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, save_scores, backend);
   const TensorVector g = from_optionals(grads);
   const CyclicFlowOutputGradients grad{g[0], {g[1], g[2], g[3]}};
@@ -96,33 +101,31 @@ TensorVector backward_kernel(const OptionalList& inputs, at::TensorList saved, c
   return pack(cyclic_flow_portable_backward(in, settings, {saved[0], saved[1], saved[2], saved[3]}, grad));
 }
 
-TensorVector backward_meta(const OptionalList& inputs, at::TensorList, const OptionalList&, double, double, at::IntArrayRef, bool, c10::string_view) {
-  const CyclicFlowInputs in = unpack(from_optionals(inputs));
+TensorVector backward_meta(at::TensorList inputs, at::IntArrayRef places, at::TensorList, const OptionalList&, double, double, at::IntArrayRef, bool, c10::string_view) {
+  const CyclicFlowInputs in = unpack(inputs, places);
   return pack(empty_cyclic_flow_gradients(in, check_cyclic_flow(in)));
 }
 
-TensorVector dispatch_forward(at::TensorList inputs, const CyclicFlowSettings& s) {
+TensorVector dispatch_forward(at::TensorList inputs, at::IntArrayRef places, const CyclicFlowSettings& s) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_forward", "").typed<decltype(forward_kernel)>();
-  return op.call(to_optionals(inputs), s.scale, s.norm_eps, {s.size.chunk, s.size.chunks, s.size.lanes}, s.save_scores, backend_name(s.backend));
+  return op.call(inputs, places, s.scale, s.norm_eps, {s.size.chunk, s.size.chunks, s.size.lanes}, s.save_scores, backend_name(s.backend));
 }
 
-TensorVector dispatch_backward(at::TensorList inputs, at::TensorList saved, at::TensorList grads, const CyclicFlowSettings& s) {
+TensorVector dispatch_backward(at::TensorList inputs, at::IntArrayRef places, at::TensorList saved, at::TensorList grads, const CyclicFlowSettings& s) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_backward", "").typed<decltype(backward_kernel)>();
-  return op.call(to_optionals(inputs), saved, to_optionals(grads), s.scale, s.norm_eps, {s.size.chunk, s.size.chunks, s.size.lanes}, s.save_scores,
+  return op.call(inputs, places, saved, to_optionals(grads), s.scale, s.norm_eps, {s.size.chunk, s.size.chunks, s.size.lanes}, s.save_scores,
                  backend_name(s.backend));
 }
 
-// Autograd takes the inputs that are there; `places` says where each of them stands in the packed list.
 class CyclicFlowFunction : public torch::autograd::Function<CyclicFlowFunction> {
  public:
   static TensorVector forward(torch::autograd::AutogradContext* ctx, at::TensorList present, const std::vector<int64_t>& places,
                               const CyclicFlowSettings& settings) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    TensorVector inputs(kInputs);
-    for (size_t i = 0; i < places.size(); ++i) inputs[static_cast<size_t>(places[i])] = present[i];
-    TensorVector all = dispatch_forward(inputs, settings);
-    inputs.insert(inputs.end(), all.begin() + 4, all.end());
-    ctx->save_for_backward(std::move(inputs));
+    TensorVector all = dispatch_forward(present, places, settings);
+    TensorVector keep(present.begin(), present.end());
+    keep.insert(keep.end(), all.begin() + 4, all.end());
+    ctx->save_for_backward(std::move(keep));
     ctx->saved_data["places"] = places;
     ctx->saved_data["scale"] = settings.scale;
     ctx->saved_data["norm_eps"] = settings.norm_eps;
@@ -140,10 +143,11 @@ class CyclicFlowFunction : public torch::autograd::Function<CyclicFlowFunction> 
     const CyclicFlowSettings settings = settings_of(ctx->saved_data["scale"].toDouble(), ctx->saved_data["norm_eps"].toDouble(),
                                                     ctx->saved_data["size"].toIntVector(), ctx->saved_data["save_scores"].toBool(), backend);
     const at::TensorList all(kept);
-    TensorVector out = dispatch_backward(all.slice(0, kInputs), all.slice(kInputs), grads, settings);
+    const std::vector<int64_t> places = ctx->saved_data["places"].toIntVector();
+    TensorVector out = dispatch_backward(all.slice(0, places.size()), places, all.slice(places.size()), grads, settings);
     out.resize(kInputs);  // cu_seqlens has no gradient
     TensorVector result;
-    for (const int64_t place : ctx->saved_data["places"].toIntVector()) result.push_back(out[static_cast<size_t>(place)]);
+    for (const int64_t place : places) result.push_back(out[static_cast<size_t>(place)]);
     result.resize(result.size() + 2);  // nor have the places and the settings
     return result;
   }
@@ -188,9 +192,9 @@ TORCH_LIBRARY_FRAGMENT(cyfa, library) {
       "float? scale=None, float norm_eps=1e-6, int chunk=0, int segment_chunks=0, bool save_scores=True, str backend='auto') "
       "-> (Tensor, Tensor, Tensor, Tensor)");
   library.def(
-      "_cyclic_flow_forward(Tensor?[] inputs, float scale, float norm_eps, int[] segment_size, bool save_scores, str backend) -> Tensor[]");
+      "_cyclic_flow_forward(Tensor[] inputs, int[] places, float scale, float norm_eps, int[] segment_size, bool save_scores, str backend) -> Tensor[]");
   library.def(
-      "_cyclic_flow_backward(Tensor?[] inputs, Tensor[] saved, Tensor?[] grads, float scale, float norm_eps, int[] segment_size, "
+      "_cyclic_flow_backward(Tensor[] inputs, int[] places, Tensor[] saved, Tensor?[] grads, float scale, float norm_eps, int[] segment_size, "
       "bool save_scores, str backend) -> Tensor[]");
 }
 

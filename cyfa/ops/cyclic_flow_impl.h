@@ -19,10 +19,6 @@ struct CyclicFlowSettings {
   bool save_scores = true;
 };
 
-// Chunk lengths measured on CPU (bench/results); see docs/operator.md.
-inline constexpr int64_t kCyclicFlowChunk = 64;
-inline constexpr int64_t kCyclicFlowSegmentChunks = 8;
-
 struct CyclicFlowShape {
   int64_t B, T, N, H, K, V, M;
   bool packed;
@@ -71,6 +67,10 @@ CyclicFlowGradients cyclic_flow_portable_backward(const CyclicFlowInputs& in, co
 CyclicFlowForward cyclic_flow_reference_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
 CyclicFlowGradients cyclic_flow_reference_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings,
                                                    const CyclicFlowOutputGradients& grad);
+
+// Built with CYFA_CUDA; elsewhere it refuses. Forward only: a gradient is a reason to refuse.
+std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in);
+CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
 
 // Autograd entry: through the dispatcher, so that C++, Python and torch.compile take one path.
 CyclicFlowOutput call_cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);

@@ -27,6 +27,7 @@ void check_all(const CyclicFlowStepInputs& in, const CyclicFlowState& state) {
   check::shape(kOp, "k", in.k, {{"B", B}, {"H", H}, {"K", K}});
   check::shape(kOp, "v", in.v, {{"B", B}, {"H", H}, {"V", -1}});
   const int64_t V = in.v.size(2);
+  check::widths(kOp, H, K, V);
   check::shape(kOp, "log_alpha", in.log_alpha, {{"B", B}, {"H", H}});
   check::shape(kOp, "delta", in.delta, {{"B", B}, {"H", H}});
   check::shape(kOp, "beta", in.beta, {{"B", B}, {"H", H}});
@@ -39,9 +40,14 @@ void check_all(const CyclicFlowStepInputs& in, const CyclicFlowState& state) {
   check_state("state.k", state.k, at::kFloat);
   check_state("state.v", state.v, at::kFloat);
   check_state("state.clock", state.clock, at::kDouble);
-  if (in.q_norm_weight) check::shape(kOp, "q_norm_weight", *in.q_norm_weight, {{"K", K}});
-  if (in.k_norm_weight) check::shape(kOp, "k_norm_weight", *in.k_norm_weight, {{"K", K}});
   const at::Device device = in.q.device();
+  for (const auto& [name, x] :
+       {std::pair<const char*, const std::optional<at::Tensor>&>{"q_norm_weight", in.q_norm_weight}, {"k_norm_weight", in.k_norm_weight}}) {
+    if (!x) continue;
+    check::shape(kOp, name, *x, {{"K", K}});
+    check::floating(kOp, name, *x);
+    check::same_device(kOp, name, *x, "q", device);
+  }
   for (const auto& [name, x] : {std::pair<const char*, const at::Tensor&>{"k", in.k}, {"v", in.v}, {"log_alpha", in.log_alpha}, {"delta", in.delta},
                                 {"beta", in.beta}, {"readout_table", in.readout_table}}) {
     check::floating(kOp, name, x);
@@ -152,6 +158,8 @@ at::Tensor cyclic_flow_step(const CyclicFlowStepInputs& in, const CyclicFlowStat
   const at::NoGradGuard no_grad;
   const Backend backend = choose_backend(kOp, options.backend, cyclic_flow_step_backends(in, state));
   const StepSettings settings{options.scale.value_or(1.0 / std::sqrt(static_cast<double>(in.q.size(2)))), options.norm_eps};
+  check::scale(kOp, settings.scale);
+  check::norm_eps(kOp, settings.norm_eps);
   if (backend == Backend::kSm90) return step_on_sm90(in, state, settings);
   const at::Tensor o = in.q.is_cpu() ? step_on_cpu(in, state, settings) : step_on_aten(in, state, settings);
   return o.to(in.v.scalar_type());

@@ -116,7 +116,7 @@ RowNorm::Rows RowNorm::forward(const at::Tensor& x, bool for_backward) const {
     });
     return out;
   }
-  out.rate = (x * x).mean(-1, true).add_(eps_).rsqrt_();
+  out.rate = (x * x).mean(-1, true).add_(eps_).clamp_min_(std::numeric_limits<float>::min()).rsqrt_();  // finite for padded rows
   out.unit = x * out.rate;
   out.out = out.unit * weight_;
   return out;

@@ -21,8 +21,6 @@ using TensorVector = std::vector<Tensor>;
 namespace ref = scalar_gated_la::reference;
 
 constexpr const char* kOp = "scalar_gated_la";
-constexpr int64_t kChunk = 64;
-constexpr int64_t kSegmentChunks = 8;
 
 struct Sizes {
   int64_t B, T, N, H, K, V;
@@ -40,9 +38,7 @@ Sizes check_all(const ScalarGatedLaInputs& in) {
   check::shape(kOp, "k", in.k, {{"B", s.B}, {"T", s.T}, {"H", s.H}, {"K", s.K}});
   check::shape(kOp, "v", in.v, {{"B", s.B}, {"T", s.T}, {"H", s.H}, {"V", -1}});
   s.V = in.v.size(3);
-  if (s.H < 1 || s.K < 1 || s.V < 1) {
-    check::fail(kOp, "H, K and V are " + std::to_string(s.H) + ", " + std::to_string(s.K) + " and " + std::to_string(s.V) + ", wanted at least 1 each");
-  }
+  check::widths(kOp, s.H, s.K, s.V);
   check::shape(kOp, "log_alpha", in.log_alpha, {{"B", s.B}, {"T", s.T}, {"H", s.H}});
   check::floating(kOp, "q", in.q);
   check::floating(kOp, "log_alpha", in.log_alpha);
@@ -52,6 +48,7 @@ Sizes check_all(const ScalarGatedLaInputs& in) {
     check::same_device(kOp, name, x, "q", in.q.device());
   }
   s.packed = in.cu_seqlens.has_value();
+  if (s.packed) check::borders(kOp, *in.cu_seqlens, s.B, in.q.device());
   s.N = s.packed ? in.cu_seqlens->numel() - 1 : s.B;
   s.compute = in.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   if (in.initial_state) {
@@ -63,10 +60,7 @@ Sizes check_all(const ScalarGatedLaInputs& in) {
 }
 
 std::vector<int64_t> offsets_of(const ScalarGatedLaInputs& in, const Sizes& s) {
-  if (s.packed) return check::sequence_offsets(kOp, *in.cu_seqlens, s.B, s.T);
-  std::vector<int64_t> offsets;
-  for (int64_t b = 0; b <= s.B; ++b) offsets.push_back(b * s.T);
-  return offsets;
+  return s.packed ? check::sequence_offsets(kOp, *in.cu_seqlens, s.T) : batch_offsets(s.B, s.T);
 }
 
 struct Forward {
@@ -276,15 +270,13 @@ std::tuple<Tensor, Tensor> entry(const Tensor& q, const Tensor& k, const Tensor&
 
 ScalarGatedLaOutput scalar_gated_la(const ScalarGatedLaInputs& in, const ScalarGatedLaOptions& options) {
   const Sizes s = check_all(in);
-  if (options.chunk < 0 || options.segment_chunks < 0) check::fail(kOp, "chunk and segment_chunks are negative, wanted 0 or more");
+  const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(s.K)));
+  check::scale(kOp, scale);
   const Backend backend = choose_backend(
       kOp, options.backend, {{Backend::kSm90, "this build has no sm90 kernels of scalar_gated_la"}, {Backend::kPortable, ""}, {Backend::kReference, ""}});
-  const int64_t lanes = std::max<int64_t>(1, (in.q.is_cpu() ? 1 : 1024) / s.H);
-  const std::vector<int64_t> size = {options.chunk > 0 ? options.chunk : kChunk, options.segment_chunks > 0 ? options.segment_chunks : kSegmentChunks,
-                                     lanes};
-  const TensorVector out =
-      ScalarGatedLaFunction::apply(in.q, in.k, in.v, in.log_alpha, in.initial_state, in.cu_seqlens,
-                                   options.scale.value_or(1.0 / std::sqrt(static_cast<double>(s.K))), size, std::string(backend_name(backend)));
+  const SegmentSize size = segment_size(kOp, options.chunk, options.segment_chunks, s.H, in.q.device());
+  const TensorVector out = ScalarGatedLaFunction::apply(in.q, in.k, in.v, in.log_alpha, in.initial_state, in.cu_seqlens, scale,
+                                                        std::vector<int64_t>{size.chunk, size.chunks, size.lanes}, std::string(backend_name(backend)));
   return {out[0], out[1], backend};
 }
 

@@ -6,7 +6,34 @@
 #include <atomic>
 #include <numeric>
 
+#include "cyfa/ops/check.h"
+
 namespace cyfa::ops {
+
+SegmentSize segment_size(const char* op, int64_t chunk, int64_t segment_chunks, int64_t heads, at::Device device) {
+  constexpr int64_t kMaxChunk = 4096;
+  constexpr int64_t kMaxSegmentChunks = 1 << 20;
+  if (chunk < 0 || chunk > kMaxChunk) {
+    check::fail(op, "chunk is " + std::to_string(chunk) + ", wanted 1 to " + std::to_string(kMaxChunk) + ", or 0 for the default");
+  }
+  if (segment_chunks < 0 || segment_chunks > kMaxSegmentChunks) {
+    check::fail(op, "segment_chunks is " + std::to_string(segment_chunks) + ", wanted 1 to " + std::to_string(kMaxSegmentChunks) +
+                        ", or 0 for the default");
+  }
+  SegmentSize size;
+  if (chunk > 0) size.chunk = chunk;
+  if (segment_chunks > 0) size.chunks = segment_chunks;
+  // A CPU wants a working set that fits its cache; a GPU wants all the work there is.
+  const int64_t heads_at_once = device.is_cpu() ? 1 : 1024;
+  size.lanes = std::max<int64_t>(1, heads_at_once / heads);
+  return size;
+}
+
+std::vector<int64_t> batch_offsets(int64_t B, int64_t T) {
+  std::vector<int64_t> offsets;
+  for (int64_t b = 0; b <= B; ++b) offsets.push_back(b * T);
+  return offsets;
+}
 
 std::vector<Segment> plan_segments(const std::vector<int64_t>& offsets, const SegmentSize& size) {
   const int64_t N = static_cast<int64_t>(offsets.size()) - 1;

@@ -25,10 +25,16 @@ struct Segment {
 // How a pass over sequences is cut up. What is saved for backward depends on chunk and chunks alone, so that its shape is
 // known without a look at the data or the device.
 struct SegmentSize {
-  int64_t chunk = 64;          // C, tokens
-  int64_t chunks = 8;          // chunks of a segment; the states at its start are what forward saves for backward
-  int64_t lanes = 1;           // sequences side by side
+  int64_t chunk = 64;  // C, tokens
+  int64_t chunks = 8;  // chunks of a segment; the states at its start are what forward saves for backward
+  int64_t lanes = 1;   // sequences side by side
 };
+
+// What a call asks for, 0 meaning the measured default. Throws ArgumentError for what cannot be.
+SegmentSize segment_size(const char* op, int64_t chunk, int64_t segment_chunks, int64_t heads, at::Device device);
+
+// Borders of B sequences of T tokens on the flat token axis.
+std::vector<int64_t> batch_offsets(int64_t B, int64_t T);
 
 // offsets: [N + 1] borders on the flat token axis. Each sequence's segments come in order; empty sequences have none.
 std::vector<Segment> plan_segments(const std::vector<int64_t>& offsets, const SegmentSize& size);

@@ -168,6 +168,24 @@ ops::ScalarGatedLaInputs scalar_gated_la_inputs(const Tensors& x) {
           .initial_state = maybe(x, "initial_state"), .cu_seqlens = maybe(x, "cu_seqlens")};
 }
 
+const std::vector<std::string>& cyclic_flow_arguments() {
+  static const std::vector<std::string> names = {"q",       "k",             "v",             "log_alpha", "delta",     "beta",
+                                                 "readout", "q_norm_weight", "k_norm_weight", "initial_k", "initial_v", "initial_clock",
+                                                 "cu_seqlens"};
+  return names;
+}
+
+std::pair<std::vector<at::Tensor>, std::vector<int64_t>> packed_inputs(const Tensors& x) {
+  std::pair<std::vector<at::Tensor>, std::vector<int64_t>> packed;
+  const std::vector<std::string>& names = cyclic_flow_arguments();
+  for (size_t place = 0; place < names.size(); ++place) {
+    if (!x.contains(names[place])) continue;
+    packed.first.push_back(x.at(names[place]));
+    packed.second.push_back(static_cast<int64_t>(place));
+  }
+  return packed;
+}
+
 Tensors run(Op op, const Tensors& inputs, const Tensors& gradients, const RunOptions& options,
             const std::optional<std::set<std::string>>& wanted) {
   if (gradients.empty()) {

@@ -72,6 +72,9 @@ struct RunOptions {
 // The arguments of the ops' own calls.
 ops::CyclicFlowInputs cyclic_flow_inputs(const Tensors& inputs);
 ops::ScalarGatedLaInputs scalar_gated_la_inputs(const Tensors& inputs);
+const std::vector<std::string>& cyclic_flow_arguments();  // in the order of the op's schema
+// What the dispatcher's own ops take: the tensors that are there, and their places in the order of the arguments.
+std::pair<std::vector<at::Tensor>, std::vector<int64_t>> packed_inputs(const Tensors& inputs);
 
 // Outputs, final states, and the gradients of sum(output * its gradient) for every input in `wanted` (absent: all but
 // cu_seqlens). Outputs without an entry in `gradients` take no part; with no entry at all nothing is differentiated.

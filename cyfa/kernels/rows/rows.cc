@@ -12,6 +12,9 @@
 
 namespace cyfa::rows {
 
+// A padded row is zero, and its norm must stay finite where eps is 0.
+constexpr float kSmallest = std::numeric_limits<float>::min();
+
 CYFA_CLONES void rms_norm(int64_t rows, int64_t width, const float* x, int64_t x_stride, const float* weight, float eps, float* rate, float* unit,
                           float* out) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -20,7 +23,8 @@ CYFA_CLONES void rms_norm(int64_t rows, int64_t width, const float* x, int64_t x
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < width; ++i) sum += in[i] * in[i];
-    const float scale = 1.0F / std::sqrt(sum / static_cast<float>(width) + eps);
+    const float mean = sum / static_cast<float>(width) + eps;
+    const float scale = 1.0F / std::sqrt(mean > kSmallest ? mean : kSmallest);
     rate[r] = scale;
     if (unit == nullptr) {
 #pragma omp simd

@@ -1,0 +1,50 @@
+// Forward of cyclic_flow on Hopper for bf16 inputs: parameters, workspace and launch. No torch, no allocation.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace cyfa::cyclic_flow {
+
+// A tile is up to 128 tokens of one sequence; the tiles of a sequence follow one another.
+struct Tile {
+  int64_t token;     // first token on the flat token axis
+  int32_t tokens;    // 1 .. 128
+  int32_t sequence;
+};
+
+constexpr int kTileTokens = 128;
+
+// Device memory. Token arrays are [T, H, ...] with the given distance between tokens, heads one after another.
+struct Sm90ForwardParams {
+  int64_t T = 0;
+  int32_t N = 0, H = 0, K = 0, V = 0, M = 0, tiles = 0;
+  const Tile* tile = nullptr;              // [tiles]
+  const int32_t* first_tile = nullptr;     // [N + 1]
+  const void* q = nullptr;                 // bf16
+  const void* k = nullptr;
+  const void* v = nullptr;
+  int64_t q_stride = 0, k_stride = 0, v_stride = 0;
+  const float* log_alpha = nullptr;        // [T, H]
+  const float* delta = nullptr;
+  const float* beta = nullptr;
+  const void* table = nullptr;             // [H, 2, M, M] bf16: R Phi in stored order as high and low part
+  const float* q_norm_weight = nullptr;    // [K] or null
+  const float* k_norm_weight = nullptr;
+  float scale = 1.0F, norm_eps = 1e-6F;
+  const float* initial_k = nullptr;        // [N, H, K, M] or null
+  const float* initial_v = nullptr;        // [N, H, M, V] or null
+  const double* initial_clock = nullptr;   // [N, H] or null
+  void* o = nullptr;                       // [T, H, V] bf16
+  float* final_k = nullptr;                // [N, H, K, M]
+  float* final_v = nullptr;
+  double* final_clock = nullptr;
+  void* workspace = nullptr;               // sm90_forward_workspace bytes, kept for backward
+};
+
+int64_t sm90_forward_workspace(const Sm90ForwardParams& p);
+const char* sm90_forward_refusal(const Sm90ForwardParams& p);
+cudaError_t sm90_forward(const Sm90ForwardParams& p, cudaStream_t stream);
+
+}  // namespace cyfa::cyclic_flow

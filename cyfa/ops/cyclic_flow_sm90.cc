@@ -1,0 +1,133 @@
+// The sm90 backend of cyclic_flow: torch tensors to the kernels of cyfa/kernels/cyclic_flow/sm90_forward.cu, on torch's current stream.
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "cyfa/kernels/cyclic_flow/sm90_forward.h"
+#include "cyfa/ops/cyclic_flow_impl.h"
+#include "cyfa/ops/cyclic_flow_readout.h"
+
+namespace cyfa::ops {
+namespace {
+
+// Heads one after another, tokens at one distance, rows that 16-byte copies can take.
+bool rows_fit(const at::Tensor& x) {
+  const int64_t width = x.size(3);
+  return x.stride(3) == 1 && (x.size(2) == 1 || x.stride(2) == width) && (x.size(0) == 1 || x.stride(0) == x.size(1) * x.stride(1)) &&
+         x.stride(1) % 8 == 0 && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+bool needs_gradient(const CyclicFlowInputs& in) {
+  if (!at::GradMode::is_enabled()) return false;
+  bool any = false;
+  const auto look = [&](const at::Tensor& x) { any = any || (x.defined() && x.requires_grad()); };
+  for (const at::Tensor& x : {in.q, in.k, in.v, in.log_alpha, in.delta, in.beta, in.readout}) look(x);
+  if (in.q_norm_weight) look(*in.q_norm_weight);
+  if (in.k_norm_weight) look(*in.k_norm_weight);
+  if (in.initial_state) {
+    for (const at::Tensor& x : {in.initial_state->k, in.initial_state->v, in.initial_state->clock}) look(x);
+  }
+  return any;
+}
+
+// The tiles of all sequences, in order, and where each sequence's begin; both on the device.
+struct Tiles {
+  at::Tensor tile, first;
+  int32_t count;
+
+  Tiles(const std::vector<int64_t>& offsets, at::Device device) {
+    std::vector<cyclic_flow::Tile> tiles;
+    std::vector<int32_t> firsts = {0};
+    for (size_t n = 0; n + 1 < offsets.size(); ++n) {
+      for (int64_t t = offsets[n]; t < offsets[n + 1]; t += cyclic_flow::kTileTokens) {
+        const int64_t tokens = std::min<int64_t>(cyclic_flow::kTileTokens, offsets[n + 1] - t);
+        tiles.push_back({t, static_cast<int32_t>(tokens), static_cast<int32_t>(n)});
+      }
+      firsts.push_back(static_cast<int32_t>(tiles.size()));
+    }
+    count = static_cast<int32_t>(tiles.size());
+    const auto bytes = static_cast<int64_t>(tiles.size() * sizeof(cyclic_flow::Tile));
+    tile = at::from_blob(tiles.data(), {bytes}, at::kByte).to(device);
+    first = at::tensor(firsts, at::kInt).to(device);
+  }
+};
+
+at::Tensor plain(const at::Tensor& x, at::ScalarType dtype) { return x.detach().to(dtype).contiguous(); }
+
+}  // namespace
+
+std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in) {
+  if (!in.q.is_cuda()) return "q is on " + in.q.device().str() + ", the kernels run on CUDA";
+  int major = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, in.q.get_device()));
+  if (major != 9) return "the GPU has compute capability " + std::to_string(major) + ".x, the kernels are for Hopper (9.0)";
+  if (in.q.scalar_type() != at::kBFloat16) return std::string("q has type ") + c10::toString(in.q.scalar_type()) + ", the kernels take BFloat16";
+  if (needs_gradient(in)) return "a gradient is asked for, and backward has no kernel yet";
+  cyclic_flow::Sm90ForwardParams p;
+  p.K = static_cast<int32_t>(in.q.size(3));
+  p.V = static_cast<int32_t>(in.v.size(3));
+  p.M = static_cast<int32_t>(in.readout.size(1) + 1);
+  if (const char* reason = cyclic_flow::sm90_forward_refusal(p)) return reason;
+  if (!rows_fit(in.q) || !rows_fit(in.k) || !rows_fit(in.v)) return "q, k or v is strided or misaligned in a way the kernels do not take";
+  return "";
+}
+
+CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings) {
+  const CyclicFlowShape shape = check_cyclic_flow(in);
+  const c10::cuda::CUDAGuard guard(in.q.device());
+  const Tiles tiles(cyclic_flow_offsets(in, shape), in.q.device());
+  CyclicFlowForward out = empty_cyclic_flow_forward(in, shape, settings);
+  const at::Tensor log_alpha = plain(in.log_alpha, at::kFloat), delta = plain(in.delta, at::kFloat), beta = plain(in.beta, at::kFloat);
+  const at::Tensor exact = readout_table(in.readout.detach(), at::kFloat);
+  const at::Tensor high = exact.to(at::kBFloat16);
+  const at::Tensor table = at::stack({high, (exact - high.to(at::kFloat)).to(at::kBFloat16)}, 1).contiguous();
+  at::Tensor q_weight, k_weight, state_k, state_v, clock;
+  cyclic_flow::Sm90ForwardParams p;
+  p.T = shape.B * shape.T;
+  p.N = static_cast<int32_t>(shape.N);
+  p.H = static_cast<int32_t>(shape.H);
+  p.K = static_cast<int32_t>(shape.K);
+  p.V = static_cast<int32_t>(shape.V);
+  p.M = static_cast<int32_t>(shape.M);
+  p.tiles = tiles.count;
+  p.tile = static_cast<const cyclic_flow::Tile*>(tiles.tile.const_data_ptr());
+  p.first_tile = tiles.first.const_data_ptr<int32_t>();
+  p.q = in.q.const_data_ptr();
+  p.k = in.k.const_data_ptr();
+  p.v = in.v.const_data_ptr();
+  p.q_stride = in.q.stride(1);
+  p.k_stride = in.k.stride(1);
+  p.v_stride = in.v.stride(1);
+  p.log_alpha = log_alpha.const_data_ptr<float>();
+  p.delta = delta.const_data_ptr<float>();
+  p.beta = beta.const_data_ptr<float>();
+  p.table = table.const_data_ptr();
+  if (in.q_norm_weight) {
+    q_weight = plain(*in.q_norm_weight, at::kFloat);
+    p.q_norm_weight = q_weight.const_data_ptr<float>();
+  }
+  if (in.k_norm_weight) {
+    k_weight = plain(*in.k_norm_weight, at::kFloat);
+    p.k_norm_weight = k_weight.const_data_ptr<float>();
+  }
+  p.scale = static_cast<float>(settings.scale);
+  p.norm_eps = static_cast<float>(settings.norm_eps);
+  if (in.initial_state) {
+    state_k = plain(in.initial_state->k, at::kFloat);
+    state_v = plain(in.initial_state->v, at::kFloat);
+    clock = plain(in.initial_state->clock, at::kDouble);
+    p.initial_k = state_k.const_data_ptr<float>();
+    p.initial_v = state_v.const_data_ptr<float>();
+    p.initial_clock = clock.const_data_ptr<double>();
+  }
+  p.o = out.o.data_ptr();
+  p.final_k = out.final_state.k.data_ptr<float>();
+  p.final_v = out.final_state.v.data_ptr<float>();
+  p.final_clock = out.final_state.clock.data_ptr<double>();
+  const at::Tensor workspace = at::empty({cyclic_flow::sm90_forward_workspace(p)}, in.q.options().dtype(at::kByte));
+  p.workspace = workspace.data_ptr();
+  C10_CUDA_CHECK(cyclic_flow::sm90_forward(p, c10::cuda::getCurrentCUDAStream()));
+  return out;
+}
+
+}  // namespace cyfa::ops

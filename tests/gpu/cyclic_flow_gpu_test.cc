@@ -1,0 +1,109 @@
+// The ops on a GPU against the reference on the CPU: the portable path on CUDA tensors, and the step's own kernel. Without a GPU
+// every test skips and says so.
+#include <gtest/gtest.h>
+#include <torch/cuda.h>
+
+#include "tests/ops/cases.h"
+
+namespace cyfa::test {
+namespace {
+
+Tensors moved(const Tensors& x, at::Device device) {
+  Tensors there;
+  for (const auto& [name, t] : x) there[name] = t.to(device);
+  return there;
+}
+
+class Gpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device, or a torch without CUDA";
+  }
+
+  Tensors run_there(const OpCase& c, const RunOptions& options = {}) const {
+    return moved(run(c.op, moved(make_inputs(c), at::kCUDA), moved(make_output_gradients(c), at::kCUDA), options), at::kCPU);
+  }
+};
+
+TEST_F(Gpu, PortableIsTheReference) {
+  for (const Op op : {Op::kCyclicFlow, Op::kScalarGatedLa}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      std::vector<OpCase> cases = {{}, {.B = 3, .T = 131, .H = 3, .K = 32, .V = 48, .M = 64}, {.T = 0}, {.T = 1}, {.T = 63}, {.T = 64}, {.T = 65},
+                                   {.lengths = {5, 0, 1, 64, 130, 600}}, {.lengths = {0, 0}}, {.T = 600, .initial_state = false},
+                                   {.T = 90, .M = 2}, {.T = 90, .K = 256, .V = 256, .M = 128}, {.T = 90, .norm_weights = false}};
+      for (OpCase& c : cases) {
+        c.op = op;
+        c.dtype = dtype;
+        SCOPED_TRACE(describe(c));
+        expect_close(run_there(c), judge(c));
+      }
+    }
+  }
+}
+
+// The Hopper kernels: every limit is that of rounding the matrix products' operands to bf16, .0042 for o as simulated.
+TEST_F(Gpu, HopperForwardIsTheReference) {
+  std::vector<OpCase> cases = {{.T = 128}, {.T = 1}, {.T = 129, .initial_state = false}, {.B = 1, .T = 1000}, {.T = 300, .norm_weights = false},
+                               {.lengths = {5, 0, 1, 128, 300}}, {.T = 300, .gates = Gates::kMixed}, {.T = 300, .gates = Gates::kDead},
+                               {.T = 300, .clock = 1e6}, {.T = 0}};
+  for (OpCase& c : cases) {
+    c.K = c.V = 256;
+    c.M = 128;
+    c.dtype = at::kBFloat16;
+    SCOPED_TRACE(describe(c));
+    const Tensors inputs = moved(make_inputs(c), at::kCUDA);
+    {
+      const at::NoGradGuard no_grad;
+      ASSERT_EQ(ops::cyclic_flow_backends(cyclic_flow_inputs(inputs)).front().refusal, "");
+      EXPECT_EQ(ops::cyclic_flow(cyclic_flow_inputs(inputs)).backend, ops::Backend::kSm90);
+    }
+    const Tensors got = moved(run(c.op, inputs, {}), at::kCPU);
+    expect_close(got, judge(c.op, make_inputs(c), {}), 0.006);
+    expect_same_bits(moved(run(c.op, inputs, {}), at::kCPU), got);
+  }
+}
+
+TEST_F(Gpu, ExtremeGatesAndClocks) {
+  for (const Gates gates : {Gates::kOpen, Gates::kDead, Gates::kShut, Gates::kMixed}) {
+    const OpCase c{.T = 150, .M = 32, .gates = gates};
+    SCOPED_TRACE(describe(c));
+    expect_close(run_there(c), judge(c));
+  }
+  const OpCase late{.T = 150, .M = 128, .clock = 1e6};
+  expect_close(run_there(late), judge(late));
+}
+
+TEST_F(Gpu, EqualRunsGiveEqualBits) {
+  const OpCase c{.lengths = {70, 300, 1}, .H = 3, .M = 64};
+  expect_same_bits(run_there(c), run_there(c));
+}
+
+// Tokens one by one through the step's kernel, and through the portable calls that serve what it refuses.
+TEST_F(Gpu, ChainOfStepsIsTheReference) {
+  for (const int64_t M : {2, 4, 64, 128, 256}) {
+    for (const ops::Backend backend : {ops::Backend::kAuto, ops::Backend::kPortable}) {
+      const OpCase c{.B = 3, .T = 40, .H = 3, .K = 64, .V = 32, .M = M, .clock = 1e6};
+      SCOPED_TRACE(describe(c));
+      const Tensors inputs = moved(make_inputs(c), at::kCUDA);
+      const ops::CyclicFlowInputs in = cyclic_flow_inputs(inputs);
+      ops::CyclicFlowState state = *in.initial_state;
+      state = {state.k.clone(), state.v.clone(), state.clock.clone()};
+      const at::Tensor table = ops::cyclic_flow_readout_table(in.readout);
+      std::vector<at::Tensor> rows;
+      for (int64_t t = 0; t < c.T; ++t) {
+        const auto now = [t](const at::Tensor& x) { return x.select(1, t); };
+        const ops::CyclicFlowStepInputs step{now(in.q), now(in.k), now(in.v), now(in.log_alpha), now(in.delta), now(in.beta), table,
+                                             in.q_norm_weight, in.k_norm_weight};
+        if (t == 0 && backend == ops::Backend::kAuto && M % 4 == 0) {
+          EXPECT_EQ(ops::cyclic_flow_step_backends(step, state).front().refusal, "");
+        }
+        rows.push_back(ops::cyclic_flow_step(step, state, RunOptions{.backend = backend}));
+      }
+      const Tensors got = {{"o", at::stack(rows, 1)}, {"final_k", state.k}, {"final_v", state.v}, {"final_clock", state.clock}};
+      expect_close(moved(got, at::kCPU), without_gradients(judge(c)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cyfa::test
