@@ -82,6 +82,19 @@ CyclicFlowShape check_cyclic_flow(const CyclicFlowInputs& in) {
   return s;
 }
 
+bool needs_gradient(const CyclicFlowInputs& in) {
+  if (!at::GradMode::is_enabled()) return false;
+  bool any = false;
+  const auto look = [&](const at::Tensor& x) { any = any || (x.defined() && x.requires_grad()); };
+  for (const at::Tensor& x : {in.q, in.k, in.v, in.log_alpha, in.delta, in.beta, in.readout}) look(x);
+  if (in.q_norm_weight) look(*in.q_norm_weight);
+  if (in.k_norm_weight) look(*in.k_norm_weight);
+  if (in.initial_state) {
+    for (const at::Tensor& x : {in.initial_state->k, in.initial_state->v, in.initial_state->clock}) look(x);
+  }
+  return any;
+}
+
 std::vector<int64_t> cyclic_flow_offsets(const CyclicFlowInputs& in, const CyclicFlowShape& s) {
   return s.packed ? check::sequence_offsets(kOp, *in.cu_seqlens, s.T) : batch_offsets(s.B, s.T);
 }
@@ -92,12 +105,12 @@ CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const Cy
   CyclicFlowForward out;
   out.o = at::empty({s.B, s.T, s.H, s.V}, in.v.options());
   out.final_state = {at::empty({s.N, s.H, s.K, s.M}, compute), at::empty({s.N, s.H, s.M, s.V}, compute), at::empty({s.N, s.H}, clock)};
-  const bool portable = settings.backend == Backend::kPortable;
-  const int64_t rows = portable ? saved_state_rows(s.packed, s.B, s.T, settings.size) : 0;
+  const bool kept = settings.backend == Backend::kPortable && settings.keep != Keep::kNothing;
+  const int64_t rows = kept ? saved_state_rows(s.packed, s.B, s.T, settings.size) : 0;
   out.saved.k = at::empty({rows, s.H, s.K, s.M}, compute);
   out.saved.v = at::empty({rows, s.H, s.M, s.V}, compute);
-  out.saved.clock = at::empty({portable ? s.B * s.T : 0, s.H}, clock);
-  out.saved.scores = at::empty({portable && settings.save_scores ? s.B * s.T : 0, s.H, s.M}, compute);
+  out.saved.clock = at::empty({kept ? s.B * s.T : 0, s.H}, clock);
+  out.saved.scores = at::empty({kept && settings.keep == Keep::kStatesAndScores ? s.B * s.T : 0, s.H, s.M}, compute);
   return out;
 }
 
@@ -140,7 +153,11 @@ CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowOptions
   check::scale(kOp, settings.scale);
   check::norm_eps(kOp, settings.norm_eps);
   settings.size = segment_size(kOp, options.chunk, options.segment_chunks, shape.H, in.q.device());
-  settings.save_scores = options.save_scores;
+  if (!needs_gradient(in)) {
+    settings.keep = Keep::kNothing;
+  } else {
+    settings.keep = options.save_scores ? Keep::kStatesAndScores : Keep::kStates;
+  }
   return call_cyclic_flow(in, settings);
 }
 

@@ -55,30 +55,30 @@ TensorVector from_optionals(const OptionalList& list) {
   return x;
 }
 
-CyclicFlowSettings settings_of(double scale, double norm_eps, at::IntArrayRef segment_size, bool save_scores, c10::string_view backend) {
+CyclicFlowSettings settings_of(double scale, double norm_eps, at::IntArrayRef segment_size, int64_t keep, c10::string_view backend) {
   CyclicFlowSettings s;
   s.backend = parse_backend(std::string_view(backend.data(), backend.size()));
   s.scale = scale;
   s.norm_eps = norm_eps;
   s.size = {segment_size[0], segment_size[1], segment_size[2]};
-  s.save_scores = save_scores;
+  s.keep = static_cast<Keep>(keep);
   return s;
 }
 
-TensorVector forward_kernel(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size, bool save_scores,
+TensorVector forward_kernel(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size, int64_t keep,
                             c10::string_view backend) {
   const CyclicFlowInputs in = unpack(inputs, places);
-  const CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, save_scores, backend);
+  const CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, keep, backend);
   check::log_alpha(kCyclicFlow, in.log_alpha);
   if (settings.backend == Backend::kReference) return pack(cyclic_flow_reference_forward(in, settings));
   if (settings.backend == Backend::kSm90) return pack(cyclic_flow_sm90_forward(in, settings));
   return pack(cyclic_flow_portable_forward(in, settings));
 }
 
-TensorVector forward_meta(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size, bool save_scores,
+TensorVector forward_meta(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size, int64_t keep,
                           c10::string_view backend) {
   const CyclicFlowInputs in = unpack(inputs, places);
-  return pack(empty_cyclic_flow_forward(in, check_cyclic_flow(in), settings_of(scale, norm_eps, segment_size, save_scores, backend)));
+  return pack(empty_cyclic_flow_forward(in, check_cyclic_flow(in), settings_of(scale, norm_eps, segment_size, keep, backend)));
 }
 
 // Absent gradients travel as empty tensors: a schema cannot return an undefined one.
@@ -92,28 +92,28 @@ TensorVector pack(const CyclicFlowGradients& g) {
 }
 
 TensorVector backward_kernel(at::TensorList inputs, at::IntArrayRef places, at::TensorList saved, const OptionalList& grads, double scale, double norm_eps,
-                             at::IntArrayRef segment_size, bool save_scores, c10::string_view backend) {
+                             at::IntArrayRef segment_size, int64_t keep, c10::string_view backend) {
   const CyclicFlowInputs in = unpack(inputs, places);
-  const CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, save_scores, backend);
+  const CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, keep, backend);
   const TensorVector g = from_optionals(grads);
   const CyclicFlowOutputGradients grad{g[0], {g[1], g[2], g[3]}};
   if (settings.backend == Backend::kReference) return pack(cyclic_flow_reference_backward(in, settings, grad));
   return pack(cyclic_flow_portable_backward(in, settings, {saved[0], saved[1], saved[2], saved[3]}, grad));
 }
 
-TensorVector backward_meta(at::TensorList inputs, at::IntArrayRef places, at::TensorList, const OptionalList&, double, double, at::IntArrayRef, bool, c10::string_view) {
+TensorVector backward_meta(at::TensorList inputs, at::IntArrayRef places, at::TensorList, const OptionalList&, double, double, at::IntArrayRef, int64_t, c10::string_view) {
   const CyclicFlowInputs in = unpack(inputs, places);
   return pack(empty_cyclic_flow_gradients(in, check_cyclic_flow(in)));
 }
 
 TensorVector dispatch_forward(at::TensorList inputs, at::IntArrayRef places, const CyclicFlowSettings& s) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_forward", "").typed<decltype(forward_kernel)>();
-  return op.call(inputs, places, s.scale, s.norm_eps, {s.size.chunk, s.size.chunks, s.size.lanes}, s.save_scores, backend_name(s.backend));
+  return op.call(inputs, places, s.scale, s.norm_eps, {s.size.chunk, s.size.chunks, s.size.lanes}, static_cast<int64_t>(s.keep), backend_name(s.backend));
 }
 
 TensorVector dispatch_backward(at::TensorList inputs, at::IntArrayRef places, at::TensorList saved, at::TensorList grads, const CyclicFlowSettings& s) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_backward", "").typed<decltype(backward_kernel)>();
-  return op.call(inputs, places, saved, to_optionals(grads), s.scale, s.norm_eps, {s.size.chunk, s.size.chunks, s.size.lanes}, s.save_scores,
+  return op.call(inputs, places, saved, to_optionals(grads), s.scale, s.norm_eps, {s.size.chunk, s.size.chunks, s.size.lanes}, static_cast<int64_t>(s.keep),
                  backend_name(s.backend));
 }
 
@@ -130,7 +130,7 @@ class CyclicFlowFunction : public torch::autograd::Function<CyclicFlowFunction> 
     ctx->saved_data["scale"] = settings.scale;
     ctx->saved_data["norm_eps"] = settings.norm_eps;
     ctx->saved_data["size"] = std::vector<int64_t>{settings.size.chunk, settings.size.chunks, settings.size.lanes};
-    ctx->saved_data["save_scores"] = settings.save_scores;
+    ctx->saved_data["keep"] = static_cast<int64_t>(settings.keep);
     ctx->saved_data["backend"] = std::string(backend_name(settings.backend));
     ctx->set_materialize_grads(false);
     all.resize(4);
@@ -141,7 +141,7 @@ class CyclicFlowFunction : public torch::autograd::Function<CyclicFlowFunction> 
     const TensorVector kept = ctx->get_saved_variables();
     const std::string backend = ctx->saved_data["backend"].toStringRef();
     const CyclicFlowSettings settings = settings_of(ctx->saved_data["scale"].toDouble(), ctx->saved_data["norm_eps"].toDouble(),
-                                                    ctx->saved_data["size"].toIntVector(), ctx->saved_data["save_scores"].toBool(), backend);
+                                                    ctx->saved_data["size"].toIntVector(), ctx->saved_data["keep"].toInt(), backend);
     const at::TensorList all(kept);
     const std::vector<int64_t> places = ctx->saved_data["places"].toIntVector();
     TensorVector out = dispatch_backward(all.slice(0, places.size()), places, all.slice(places.size()), grads, settings);
@@ -192,10 +192,10 @@ TORCH_LIBRARY_FRAGMENT(cyfa, library) {
       "float? scale=None, float norm_eps=1e-6, int chunk=0, int segment_chunks=0, bool save_scores=True, str backend='auto') "
       "-> (Tensor, Tensor, Tensor, Tensor)");
   library.def(
-      "_cyclic_flow_forward(Tensor[] inputs, int[] places, float scale, float norm_eps, int[] segment_size, bool save_scores, str backend) -> Tensor[]");
+      "_cyclic_flow_forward(Tensor[] inputs, int[] places, float scale, float norm_eps, int[] segment_size, int keep, str backend) -> Tensor[]");
   library.def(
       "_cyclic_flow_backward(Tensor[] inputs, int[] places, Tensor[] saved, Tensor?[] grads, float scale, float norm_eps, int[] segment_size, "
-      "bool save_scores, str backend) -> Tensor[]");
+      "int keep, str backend) -> Tensor[]");
 }
 
 // A composite of differentiable calls: autograd sees the Function inside.

@@ -10,13 +10,16 @@ namespace cyfa::ops {
 
 inline constexpr const char* kCyclicFlow = "cyclic_flow";
 
+// What forward keeps for backward; the numbers travel in the dispatcher's schema.
+enum class Keep : int64_t { kNothing = 0, kStates = 1, kStatesAndScores = 2 };
+
 // Options with every default filled in.
 struct CyclicFlowSettings {
   Backend backend = Backend::kPortable;
   double scale = 1.0;
   double norm_eps = 1e-6;
   SegmentSize size;
-  bool save_scores = true;
+  Keep keep = Keep::kStatesAndScores;
 };
 
 struct CyclicFlowShape {
@@ -25,10 +28,13 @@ struct CyclicFlowShape {
   at::ScalarType compute;  // fp64 for fp64 inputs, else fp32
 };
 
+// Whether autograd will ask for a gradient of this call.
+bool needs_gradient(const CyclicFlowInputs& in);
+
 // Checks everything that can be checked without reading data, cu_seqlens excepted.
 CyclicFlowShape check_cyclic_flow(const CyclicFlowInputs& in);
 
-// What forward hands to backward, besides its inputs.
+// What forward hands to backward, besides its inputs; empty where nothing is kept.
 struct CyclicFlowSaved {
   at::Tensor k, v;    // [rows, H, K, M], [rows, H, M, V]: states at segment starts
   at::Tensor clock;   // [B * T, H] fp64, after each token

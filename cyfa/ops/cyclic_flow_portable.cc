@@ -92,18 +92,18 @@ CyclicFlowForward cyclic_flow_portable_forward(const CyclicFlowInputs& in, const
       LaneStates state_k(mine(out.final_state.k), segment);
       LaneStates state_v(mine(out.final_state.v), segment);
       LaneStates state_clock(mine(out.final_state.clock), segment);
-      if (segment.slot >= 0) {
+      if (segment.slot >= 0 && settings.keep != Keep::kNothing) {
         LaneStates::save(mine(out.saved.k), segment, state_k);
         LaneStates::save(mine(out.saved.v), segment, state_v);
       }
       at::Tensor clock = copy.gather_gate(mine(flat(in.delta)), at::kDouble);  // [n, g, C]
       clock = clock.flatten(1).cumsum(1).add_(state_clock.get().unsqueeze(1)).view(clock.sizes());
       state_clock.get().copy_(clock.flatten(1).select(1, -1));
-      copy.scatter_gate(clock, mine(out.saved.clock));
+      if (settings.keep != Keep::kNothing) copy.scatter_gate(clock, mine(out.saved.clock));
 
       const Prepared p = walk.prepare(copy, clock, false);
       const at::Tensor scores = gated_pass_forward(p.q.out, p.k.out, p.writes, p.decay, state_k.get(), {});
-      if (settings.save_scores) copy.scatter(scores, mine(out.saved.scores));
+      if (settings.keep == Keep::kStatesAndScores) copy.scatter(scores, mine(out.saved.scores));
       const SlotReadout read = read_slots(scores, p.phases, walk.table);
       copy.scatter(gated_pass_forward(read.weights, p.writes, p.v, p.decay, state_v.get(), {}), mine(flat(out.o)));
       state_k.put();
@@ -156,7 +156,7 @@ CyclicFlowGradients cyclic_flow_portable_backward(const CyclicFlowInputs& in, co
       const at::Tensor states_k = at::empty({n, g, shape.K, shape.M}, compute);
       const at::Tensor states_v = at::empty({n, g, shape.M, shape.V}, compute);
       at::Tensor scores;
-      if (settings.save_scores) {
+      if (settings.keep == Keep::kStatesAndScores) {
         scores = copy.gather(mine(saved.scores), shape.compute);
         gated_pass_states(p.k.out, p.writes, p.decay, state_k, states_k);
       } else {

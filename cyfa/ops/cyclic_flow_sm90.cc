@@ -17,19 +17,6 @@ bool rows_fit(const at::Tensor& x) {
          x.stride(1) % 8 == 0 && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
 }
 
-bool needs_gradient(const CyclicFlowInputs& in) {
-  if (!at::GradMode::is_enabled()) return false;
-  bool any = false;
-  const auto look = [&](const at::Tensor& x) { any = any || (x.defined() && x.requires_grad()); };
-  for (const at::Tensor& x : {in.q, in.k, in.v, in.log_alpha, in.delta, in.beta, in.readout}) look(x);
-  if (in.q_norm_weight) look(*in.q_norm_weight);
-  if (in.k_norm_weight) look(*in.k_norm_weight);
-  if (in.initial_state) {
-    for (const at::Tensor& x : {in.initial_state->k, in.initial_state->v, in.initial_state->clock}) look(x);
-  }
-  return any;
-}
-
 // The tiles of all sequences, in order, and where each sequence's begin; both on the device.
 struct Tiles {
   at::Tensor tile, first;

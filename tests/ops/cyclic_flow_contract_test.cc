@@ -150,9 +150,9 @@ TEST_P(CyclicFlow, GatesAndWeightsMayHaveAnotherType) {
 // On a CPU one sequence is walked at a time; a GPU walks many side by side. Here the number of lanes is set by hand.
 TEST_P(CyclicFlow, SequencesMayBeWalkedSideBySide) {
   using OptionalList = c10::List<std::optional<at::Tensor>>;
-  using Forward = std::vector<at::Tensor>(at::TensorList, at::IntArrayRef, double, double, at::IntArrayRef, bool, c10::string_view);
+  using Forward = std::vector<at::Tensor>(at::TensorList, at::IntArrayRef, double, double, at::IntArrayRef, int64_t, c10::string_view);
   using Backward = std::vector<at::Tensor>(at::TensorList, at::IntArrayRef, at::TensorList, const OptionalList&, double, double,
-                                           at::IntArrayRef, bool, c10::string_view);
+                                           at::IntArrayRef, int64_t, c10::string_view);
   const auto forward = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_forward", "").typed<Forward>();
   const auto backward = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_backward", "").typed<Backward>();
   const std::vector<std::string> output_names = {"o", "final_k", "final_v", "final_clock"};
@@ -174,10 +174,10 @@ TEST_P(CyclicFlow, SequencesMayBeWalkedSideBySide) {
           SCOPED_TRACE(describe(c) + " lanes " + std::to_string(lanes));
           const std::vector<int64_t> size = {16, 2, lanes};
           const auto [tensors, places] = packed_inputs(inputs);
-          const std::vector<at::Tensor> out = forward.call(tensors, places, scale, 1e-6, size, save_scores, "portable");
+          const std::vector<at::Tensor> out = forward.call(tensors, places, scale, 1e-6, size, save_scores ? 2 : 1, "portable");
           const std::vector<at::Tensor> saved(out.begin() + 4, out.end());
           const std::vector<at::Tensor> in_gradients =
-              backward.call(tensors, places, saved, list(gradients, output_names), scale, 1e-6, size, save_scores, "portable");
+              backward.call(tensors, places, saved, list(gradients, output_names), scale, 1e-6, size, save_scores ? 2 : 1, "portable");
           Tensors got;
           for (size_t i = 0; i < output_names.size(); ++i) got[output_names[i]] = out[i];
           for (size_t i = 0; i < in_gradients.size(); ++i) got["d_" + cyclic_flow_arguments()[i]] = in_gradients[i];

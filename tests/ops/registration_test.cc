@@ -87,15 +87,15 @@ INSTANTIATE_TEST_SUITE_P(
 
 // What forward saves for backward must have its shape without data, too: torch.compile traces with it.
 TEST(Registration, MetaKnowsWhatForwardSaves) {
-  using Forward = std::vector<Tensor>(at::TensorList, at::IntArrayRef, double, double, at::IntArrayRef, bool, c10::string_view);
+  using Forward = std::vector<Tensor>(at::TensorList, at::IntArrayRef, double, double, at::IntArrayRef, int64_t, c10::string_view);
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_forward", "").typed<Forward>();
   for (const OpCase& c : {OpCase{.B = 2, .T = 100}, OpCase{.lengths = {33, 0, 64, 1, 2}}}) {
     for (const bool save_scores : {false, true}) {
       for (const char* backend : {"portable", "reference"}) {
         const Tensors inputs = make_inputs(c);
         const auto [tensors, places] = packed_inputs(inputs);
-        const std::vector<Tensor> real = op.call(tensors, places, 0.25, 1e-6, {16, 2, 2}, save_scores, backend);
-        const std::vector<Tensor> meta = op.call(packed_inputs(on_meta(inputs)).first, places, 0.25, 1e-6, {16, 2, 2}, save_scores, backend);
+        const std::vector<Tensor> real = op.call(tensors, places, 0.25, 1e-6, {16, 2, 2}, save_scores ? 2 : 1, backend);
+        const std::vector<Tensor> meta = op.call(packed_inputs(on_meta(inputs)).first, places, 0.25, 1e-6, {16, 2, 2}, save_scores ? 2 : 1, backend);
         ASSERT_EQ(real.size(), meta.size());
         for (size_t i = 0; i < real.size(); ++i) {
           EXPECT_EQ(real[i].sizes(), meta[i].sizes()) << describe(c) << " output " << i;
