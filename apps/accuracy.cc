@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <stdexcept>
 
 namespace cyfa::app {
@@ -30,6 +31,12 @@ std::vector<TensorError> compare_all(const NamedTensors& actual, const NamedTens
     errors.push_back(compare(name, found->second, wanted, limit > 0 ? limit : error_limit(dtype, name)));
   }
   return errors;
+}
+
+NamedTensors outputs_of(const NamedTensors& all) {
+  NamedTensors outputs;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(outputs), [](const auto& entry) { return !entry.first.starts_with("d_"); });
+  return outputs;
 }
 
 double error_limit(at::ScalarType dtype, std::string_view tensor) {

@@ -26,6 +26,9 @@ TensorError compare(const std::string& name, const at::Tensor& actual, const at:
 // Every tensor of `expected` against the one of the same name in `actual`. A limit above 0 replaces those of the precision.
 std::vector<TensorError> compare_all(const NamedTensors& actual, const NamedTensors& expected, at::ScalarType dtype, double limit = 0);
 
+// Those that are no gradients: names without the prefix d_.
+NamedTensors outputs_of(const NamedTensors& all);
+
 // The limit of rel_l2 for a tensor of cyclic_flow or scalar_gated_la, by the type that q, k and v come in.
 //
 // fp32, fp64: 5e-5. Stored vectors were computed in fp32 and carry its error (1e-6 to 1e-5, measured with the double reference), so

@@ -27,7 +27,10 @@ struct Context {
   at::ScalarType dtype;
   std::string backend;  // the one that runs
 
-  // The short case: same widths, one sequence.
+  // A forward that is timed alone keeps nothing for a backward, and may run where there is none.
+  bool needs_gradients() const { return options.pass != "forward"; }
+
+  // The short case: same widths, one or two sequences.
   OpShape check_shape(int64_t tokens) const {
     OpShape s = options.shape;
     s.B = std::min<int64_t>(s.B, 2);
@@ -52,6 +55,7 @@ std::vector<TensorError> check_cyclic_flow(const Context& c) {
   const ops::CyclicFlowInputs in = random_cyclic_flow(c.check_shape(kCheckTokens), c.dtype, c.device);
   CyclicFlowUpstream upstream;
   upstream.o = random_normal(in.v.sizes(), c.dtype, c.device, 2);
+  if (!c.needs_gradients()) upstream = {};
   ops::CyclicFlowOptions reference;
   reference.backend = ops::Backend::kReference;
   return compare_all(run_cyclic_flow(in, upstream, cyclic_flow_options(c.options)), run_cyclic_flow(in, upstream, reference), c.dtype);
@@ -71,7 +75,7 @@ std::vector<TensorError> check_step(const Context& c) {
   const ops::CyclicFlowInputs in = random_cyclic_flow(shape, c.dtype, c.device);
   ops::CyclicFlowOptions reference;
   reference.backend = ops::Backend::kReference;
-  return compare_all(run_steps(in, {}), run_cyclic_flow(in, {}, reference), c.dtype);
+  return compare_all(run_steps(in, cyclic_flow_options(c.options)), run_cyclic_flow(in, {}, reference), c.dtype);
 }
 
 // A yardstick for arithmetic: 256 x 256 x 256 stays in a CPU's cache; a GPU wants more.
@@ -124,7 +128,7 @@ void add_machine(Json& row, const std::vector<TensorError>& errors) {
 
 // An op as the clock sees it.
 struct Timed {
-  std::function<void()> forward;   // keeps what backward needs
+  std::function<void()> forward;   // keeps what backward needs, if there is to be one
   std::function<void()> backward;  // of the last forward
 };
 
@@ -136,7 +140,8 @@ Timed timed_cyclic_flow(const Context& c) {
     std::vector<at::Tensor> gradients;
   };
   auto w = std::make_shared<Work>();
-  w->in = with_gradients(random_cyclic_flow(c.options.shape, c.dtype, c.device));
+  w->in = random_cyclic_flow(c.options.shape, c.dtype, c.device);
+  if (c.needs_gradients()) w->in = with_gradients(w->in);
   w->options = cyclic_flow_options(c.options);
   w->grad = random_normal(w->in.v.sizes(), c.dtype, c.device, 2);
   return {[w] {
@@ -155,7 +160,8 @@ Timed timed_scalar_gated_la(const Context& c) {
     std::vector<at::Tensor> gradients;
   };
   auto w = std::make_shared<Work>();
-  w->in = with_gradients(random_scalar_gated_la(c.options.shape, c.dtype, c.device));
+  w->in = random_scalar_gated_la(c.options.shape, c.dtype, c.device);
+  if (c.needs_gradients()) w->in = with_gradients(w->in);
   w->options = scalar_gated_la_options(c.options);
   w->grad = random_normal(w->in.v.sizes(), c.dtype, c.device, 2);
   return {[w] {
@@ -207,17 +213,20 @@ Json bench_step(const Context& c) {
   const ops::CyclicFlowInputs token = random_cyclic_flow(one, c.dtype, c.device);
   const ops::CyclicFlowState state = first_state(token);
   const ops::CyclicFlowStepInputs in = step_inputs(token, 0);
+  const ops::CyclicFlowOptions step_options = cyclic_flow_options(c.options);
   const auto options = at::TensorOptions(c.device).dtype(at::kFloat);
   const at::Tensor from = at::ones({int64_t{256} << 18}, options);  // 256 MiB
   at::Tensor to = at::zeros_like(from);
   const at::Tensor factor = at::scalar_tensor(0.999, options);
-  const std::vector<Task> tasks = {
-      {[&] { ops::cyclic_flow_step(in, state); }}, {[&] { at::mul_out(to, from, factor); }}, {[&] { to.mul_(factor); }}};
+  const std::vector<Task> tasks = {{[&] { ops::cyclic_flow_step(in, state, step_options); }, {}, c.device.is_cpu() ? 1 : 20},
+                                   {[&] { at::mul_out(to, from, factor); }},
+                                   {[&] { to.mul_(factor); }}};
   const std::vector<Timing> t = measure(tasks, c.options.repeats, c.device);
   const double copied = 2.0 * static_cast<double>(from.nbytes());
   const double bytes = step_bytes(c.options.shape);
   Json row = row_head(c, "step");
   row["T"] = 1;
+  if (c.device.is_cpu()) row["kernel"] = cyclic_flow::isa_name(cyclic_flow::best_isa());
   add_timing(row, t[0]);
   row["state_mb"] = bytes / 2 * 1e-6;
   row["gb_per_s"] = bytes / t[0].median * 1e-9;
@@ -229,14 +238,23 @@ Json bench_step(const Context& c) {
   return Json::array({row});
 }
 
-std::string running_backend(const BenchOptions& o, at::ScalarType dtype, at::Device device) {
-  if (o.op == "step") return device.is_cpu() ? cyclic_flow::isa_name(cyclic_flow::best_isa()) : "portable";
-  OpShape shape = o.shape;
-  shape.B = 1;
-  shape.T = 1;
-  if (o.op == "cyclic_flow")
-    return ops::backend_name(ops::cyclic_flow(random_cyclic_flow(shape, dtype, device), cyclic_flow_options(o)).backend);
-  return ops::backend_name(ops::scalar_gated_la(random_scalar_gated_la(shape, dtype, device), scalar_gated_la_options(o)).backend);
+// Runs one token to see which backend takes it.
+std::string running_backend(const Context& c) {
+  OpShape one = c.options.shape;
+  one.B = 1;
+  one.T = 1;
+  const ops::CyclicFlowOptions options = cyclic_flow_options(c.options);
+  if (c.options.op == "step") {
+    const ops::CyclicFlowInputs in = random_cyclic_flow(one, c.dtype, c.device);
+    const auto offers = ops::cyclic_flow_step_backends(step_inputs(in, 0), first_state(in));
+    return ops::backend_name(ops::choose_backend("cyclic_flow_step", options.backend, offers));
+  }
+  if (c.options.op == "cyclic_flow") {
+    const ops::CyclicFlowInputs in = random_cyclic_flow(one, c.dtype, c.device);
+    return ops::backend_name(ops::cyclic_flow(c.needs_gradients() ? with_gradients(in) : in, options).backend);
+  }
+  const ops::ScalarGatedLaInputs in = random_scalar_gated_la(one, c.dtype, c.device);
+  return ops::backend_name(ops::scalar_gated_la(c.needs_gradients() ? with_gradients(in) : in, scalar_gated_la_options(c.options)).backend);
 }
 
 double value(const Json& row, const char* key) { return row.at(key).is_null() ? 0 : row.at(key).get<double>(); }
@@ -291,7 +309,7 @@ int run_bench(BenchOptions options) {
     return kDone;
   }
   Context c{options, device, parse_dtype(options.dtype), ""};
-  c.backend = running_backend(options, c.dtype, c.device);
+  c.backend = running_backend(c);
   const OpShape& s = options.shape;
   if (!quiet) {
     std::cout << text("%s  B%lld T%lld H%lld K%lld V%lld M%lld %s  backend %s, %s, %d threads\n", options.op.c_str(),
@@ -335,7 +353,7 @@ void add_bench_op(CLI::App& bench, Action& action) {
       ->check(CLI::IsMember({"auto", "reference", "portable", "sm90"}))
       ->capture_default_str();
   command->add_option("--device", o->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
-  command->add_option("--pass", o->pass, "forward, backward or both (two rows)")
+  command->add_option("--pass", o->pass, "forward (alone: without gradients), backward or both (two rows)")
       ->check(CLI::IsMember({"forward", "backward", "both"}))
       ->capture_default_str();
   command->add_option("--chunk", o->chunk, "Tokens a chunk (portable); 0: the op's default")->check(CLI::Range(0, 4096));

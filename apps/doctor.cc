@@ -40,15 +40,29 @@ struct Report {
   }
 };
 
-constexpr OpShape kSample{.B = 1, .T = 96, .H = 2, .K = 64, .V = 64, .M = 64};
+// What a device is asked to take: a GPU the widths and the type of the published models, for which its kernels are made.
+struct Sample {
+  at::Device device;
+  OpShape shape;
+  at::ScalarType dtype;
+
+  explicit Sample(at::Device where) : device(where), shape{.B = 1, .T = 96, .H = 2, .K = 64, .V = 64, .M = 64}, dtype(at::kFloat) {
+    if (!device.is_cuda()) return;
+    shape.K = shape.V = 256;
+    shape.M = 128;
+    dtype = at::kBFloat16;
+  }
+
+  ops::CyclicFlowInputs cyclic_flow() const { return random_cyclic_flow(shape, dtype, device); }
+  ops::ScalarGatedLaInputs scalar_gated_la() const { return random_scalar_gated_la(shape, dtype, device); }
+  at::Tensor gradient() const { return random_normal({shape.B, shape.T, shape.H, shape.V}, dtype, device, 2); }
+};
 
 const char* step_kernel() { return cyclic_flow::isa_name(cyclic_flow::best_isa()); }
 
 // scalar_gated_la has no list of offers: it is asked by calling it.
-std::vector<ops::BackendOffer> scalar_gated_la_offers(at::Device device) {
-  OpShape shape = kSample;
-  shape.T = 1;
-  const ops::ScalarGatedLaInputs in = random_scalar_gated_la(shape, at::kFloat, device);
+std::vector<ops::BackendOffer> scalar_gated_la_offers(const Sample& sample) {
+  const ops::ScalarGatedLaInputs in = sample.scalar_gated_la();
   std::vector<ops::BackendOffer> offers;
   for (const ops::Backend backend : {ops::Backend::kSm90, ops::Backend::kPortable, ops::Backend::kReference}) {
     ops::BackendOffer offer{backend, ""};
@@ -67,54 +81,53 @@ std::vector<ops::BackendOffer> scalar_gated_la_offers(at::Device device) {
   return offers;
 }
 
-// What the reference says to the sample, on the CPU.
-NamedTensors cyclic_flow_truth(const CyclicFlowUpstream& upstream) {
-  ops::CyclicFlowOptions options;
-  options.backend = ops::Backend::kReference;
-  return run_cyclic_flow(random_cyclic_flow(kSample, at::kFloat, at::kCPU), upstream, options);
-}
-
-Check check_scalar_gated_la(at::Device device) {
-  const ops::ScalarGatedLaInputs in = random_scalar_gated_la(kSample, at::kFloat, device);
-  const at::Tensor grad = random_normal(in.v.sizes(), at::kFloat, device, 2);
+Check check_scalar_gated_la(const Sample& sample) {
+  const ops::ScalarGatedLaInputs in = sample.scalar_gated_la();
   ops::ScalarGatedLaOptions reference;
   reference.backend = ops::Backend::kReference;
   ops::ScalarGatedLaOptions portable;
   portable.backend = ops::Backend::kPortable;
-  return {"scalar_gated_la", device.str(), "portable",
-          compare_all(run_scalar_gated_la(in, grad, portable), run_scalar_gated_la(in, grad, reference), at::kFloat)};
+  const NamedTensors truth = run_scalar_gated_la(in, sample.gradient(), reference);
+  return {"scalar_gated_la", sample.device.str(), "portable",
+          compare_all(run_scalar_gated_la(in, sample.gradient(), portable), truth, sample.dtype)};
 }
 
-std::vector<Check> check_device(at::Device device, const std::vector<ops::BackendOffer>& offers) {
-  const ops::CyclicFlowInputs in = random_cyclic_flow(kSample, at::kFloat, device);
+// Every backend that takes the sample, against the reference; the outputs alone where a backend gives no gradients.
+void examine_device(const Sample& sample, Report& report) {
+  const ops::CyclicFlowInputs in = sample.cyclic_flow();
+  const std::string device = sample.device.str();
   CyclicFlowUpstream upstream;
-  upstream.o = random_normal(in.v.sizes(), at::kFloat, at::kCPU, 2);
-  const NamedTensors truth = cyclic_flow_truth(upstream);
-  std::vector<Check> checks;
-  for (const ops::BackendOffer& offer : offers) {
-    if (!offer.refusal.empty() || offer.backend == ops::Backend::kReference) continue;
-    ops::CyclicFlowOptions options;
+  upstream.o = sample.gradient();
+  ops::CyclicFlowOptions options;
+  options.backend = ops::Backend::kReference;
+  const NamedTensors truth = run_cyclic_flow(in, upstream, options);
+  const auto judge = [&](const char* op, const std::string& backend, const NamedTensors& actual) {
+    const bool gradients = std::any_of(actual.begin(), actual.end(), [](const auto& entry) { return entry.first == "d_q"; });
+    report.checks.push_back({op, device, backend, compare_all(actual, gradients ? truth : outputs_of(truth), sample.dtype)});
+  };
+  const auto takes = [](const ops::BackendOffer& offer) { return offer.refusal.empty() && offer.backend != ops::Backend::kReference; };
+
+  report.backends.push_back({"cyclic_flow", device, ops::cyclic_flow_backends(in)});
+  for (const ops::BackendOffer& offer : report.backends.back().offers) {
+    if (!takes(offer)) continue;
     options.backend = offer.backend;
-    checks.push_back({"cyclic_flow", device.str(), ops::backend_name(offer.backend),
-                      compare_all(run_cyclic_flow(in, upstream, options), truth, at::kFloat)});
+    judge("cyclic_flow", ops::backend_name(offer.backend),
+          run_cyclic_flow(in, gradient_refusal(in, offer.backend).empty() ? upstream : CyclicFlowUpstream(), options));
   }
-  checks.push_back(check_scalar_gated_la(device));
-  const NamedTensors outputs(truth.begin(), truth.begin() + 4);
-  checks.push_back({"cyclic_flow_step", device.str(), device.is_cpu() ? step_kernel() : "portable",
-                    compare_all(run_steps(in, {}), outputs, at::kFloat)});
-  return checks;
+  report.backends.push_back({"cyclic_flow_step", device, ops::cyclic_flow_step_backends(step_inputs(in, 0), first_state(in))});
+  for (const ops::BackendOffer& offer : report.backends.back().offers) {
+    if (!takes(offer)) continue;
+    options.backend = offer.backend;
+    judge("cyclic_flow_step", ops::backend_name(offer.backend), run_steps(in, options));
+  }
+  report.backends.push_back({"scalar_gated_la", device, scalar_gated_la_offers(sample)});
+  report.checks.push_back(check_scalar_gated_la(sample));
 }
 
 Report examine() {
   Report report;
-  std::vector<at::Device> devices = {at::kCPU};
-  if (!report.gpus.empty()) devices.emplace_back(at::kCUDA, 0);
-  for (const at::Device device : devices) {
-    const std::vector<ops::BackendOffer> offers = ops::cyclic_flow_backends(random_cyclic_flow(kSample, at::kFloat, device));
-    report.backends.push_back({"cyclic_flow", device.str(), offers});
-    report.backends.push_back({"scalar_gated_la", device.str(), scalar_gated_la_offers(device)});
-    for (Check& check : check_device(device, offers)) report.checks.push_back(std::move(check));
-  }
+  examine_device(Sample(at::kCPU), report);
+  if (!report.gpus.empty()) examine_device(Sample(at::Device(at::kCUDA, 0)), report);
   return report;
 }
 

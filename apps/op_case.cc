@@ -172,6 +172,13 @@ std::vector<at::Tensor> leaves(const ops::ScalarGatedLaInputs& in) {
   return all;
 }
 
+std::string gradient_refusal(const ops::CyclicFlowInputs& in, ops::Backend backend) {
+  for (const ops::BackendOffer& offer : ops::cyclic_flow_backends(with_gradients(in))) {
+    if (offer.backend == backend) return offer.refusal;
+  }
+  return "";
+}
+
 NamedTensors run_cyclic_flow(const ops::CyclicFlowInputs& in, const CyclicFlowUpstream& upstream, const ops::CyclicFlowOptions& options) {
   const ops::CyclicFlowInputs x = upstream.any() ? with_gradients(in) : in;
   const ops::CyclicFlowOutput out = ops::cyclic_flow(x, options);

@@ -48,6 +48,9 @@ struct CyclicFlowUpstream {
   bool any() const { return o.defined() || final_state.k.defined() || final_state.v.defined() || final_state.clock.defined(); }
 };
 
+// Why a backend that takes these inputs would not take them with gradients asked for; empty if it would.
+std::string gradient_refusal(const ops::CyclicFlowInputs& in, ops::Backend backend);
+
 // Outputs and gradients under the names of the vector files: o, final_k, final_v, final_lambda, d_q, d_k, d_v, d_g, d_delta, d_beta,
 // d_readout, d_q_norm_weight, d_k_norm_weight, d_initial_k, d_initial_v, d_initial_lambda.
 NamedTensors run_cyclic_flow(const ops::CyclicFlowInputs& in, const CyclicFlowUpstream& upstream, const ops::CyclicFlowOptions& options);

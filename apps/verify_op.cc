@@ -23,6 +23,7 @@ struct Options {
 
 struct Result {
   std::string file, backend, dtype;
+  std::string no_gradients;  // why the backend gave none; empty: it did, or none were expected
   std::vector<TensorError> tensors;
 
   bool pass() const {
@@ -32,6 +33,7 @@ struct Result {
 
 void print(const Result& result) {
   std::cout << text("%s  backend %s  %s\n", result.file.c_str(), result.backend.c_str(), result.dtype.c_str());
+  if (!result.no_gradients.empty()) std::cout << "  outputs only: " << result.no_gradients << '\n';
   std::cout << text("  %-18s %10s %10s %10s\n", "tensor", "rel_l2", "max_abs", "limit");
   for (const TensorError& e : result.tensors) {
     std::cout << text("  %-18s %10.2e %10.2e %10.0e  %s\n", e.name.c_str(), e.rel_l2, e.max_abs, e.limit, e.pass ? "PASS" : "FAIL");
@@ -43,7 +45,9 @@ Json to_json(const Result& result) {
   for (const TensorError& e : result.tensors) {
     tensors.push_back({{"name", e.name}, {"rel_l2", e.rel_l2}, {"max_abs", e.max_abs}, {"limit", e.limit}, {"pass", e.pass}});
   }
-  return {{"file", result.file}, {"backend", result.backend}, {"dtype", result.dtype}, {"tensors", tensors}, {"pass", result.pass()}};
+  Json row = {{"file", result.file}, {"backend", result.backend}, {"dtype", result.dtype}, {"tensors", tensors}, {"pass", result.pass()}};
+  if (!result.no_gradients.empty()) row["no_gradients"] = result.no_gradients;
+  return row;
 }
 
 // The backends to run: the one asked for, or every one that does not refuse; refusals are said.
@@ -70,8 +74,11 @@ std::vector<Result> verify_file(const std::string& path, const Options& options,
     for (const ops::Backend backend : chosen_backends(path, in, options)) {
       ops::CyclicFlowOptions run = file.options;
       run.backend = backend;
-      const NamedTensors actual = run_cyclic_flow(in, file.upstream, run);
-      results.push_back({path, ops::backend_name(backend), options.dtype, compare_all(actual, file.expected, dtype, options.limit)});
+      const std::string no_gradients = file.upstream.any() ? gradient_refusal(in, backend) : "";
+      const NamedTensors actual = run_cyclic_flow(in, no_gradients.empty() ? file.upstream : CyclicFlowUpstream(), run);
+      const NamedTensors expected = no_gradients.empty() ? file.expected : outputs_of(file.expected);
+      results.push_back(
+          {path, ops::backend_name(backend), options.dtype, no_gradients, compare_all(actual, expected, dtype, options.limit)});
       if (!options.json) print(results.back());
     }
   } catch (const ops::ArgumentError& e) {

@@ -25,6 +25,10 @@ case $what in
     ctest --test-dir build-cuda -L gpu --output-on-failure --no-tests=error
     build-cuda/cyfa doctor
     ;;
-  bench) build-cuda/cyfa bench op --device cuda --dtype bf16 --B 32 --pass both --json build-cuda/bench.json ;;
+  bench)
+    build-cuda/cyfa bench op --device cuda --dtype bf16 --B 32 --pass forward --json build-cuda/bench_forward.json
+    build-cuda/cyfa bench op --device cuda --dtype bf16 --B 32 --pass both --json build-cuda/bench_both.json
+    build-cuda/cyfa bench op --device cuda --dtype bf16 --op step --json build-cuda/bench_step.json
+    ;;
   *) stop "unknown; wanted test or bench" ;;
 esac

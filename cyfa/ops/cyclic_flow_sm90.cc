@@ -49,6 +49,7 @@ std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in) {
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, in.q.get_device()));
   if (major != 9) return "the GPU has compute capability " + std::to_string(major) + ".x, the kernels are for Hopper (9.0)";
   if (in.q.scalar_type() != at::kBFloat16) return std::string("q has type ") + c10::toString(in.q.scalar_type()) + ", the kernels take BFloat16";
+  if (in.q.size(1) == 0) return "there are no tokens";
   if (needs_gradient(in)) return "a gradient is asked for, and backward has no kernel yet";
   cyclic_flow::Sm90ForwardParams p;
   p.K = static_cast<int32_t>(in.q.size(3));
