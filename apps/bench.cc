@@ -6,6 +6,7 @@ void add_bench(CLI::App& app, Action& action) {
   CLI::App* bench = app.add_subcommand("bench", "Measure speed and memory.");
   bench->require_subcommand(1);
   add_bench_op(*bench, action);
+  add_bench_decode(*bench, action);
 }
 
 }  // namespace cyfa::app

@@ -176,8 +176,8 @@ Json bench_chunked(const Context& c) {
   const bool flow = c.options.op == "cyclic_flow";
   Gemm gemm(c.device, c.dtype);
   gemm.task().run();
-  const int64_t before = resident_bytes();
   reset_peak();
+  const int64_t before = resident_bytes();
   const Timed timed = flow ? timed_cyclic_flow(c) : timed_scalar_gated_la(c);
   const Flops flops = flow ? cyclic_flow_flops(c.options.shape) : scalar_gated_la_flops(c.options.shape);
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kFirstTokens = 4096;
 constexpr int64_t kLastTokens = 65536;
-constexpr int kScalingRepeats = 3;
+constexpr int kScalingRepeats = 7;
 
 std::vector<std::string> child_arguments(const BenchOptions& o, int64_t T) {
   const int repeats = o.repeats > 0 ? o.repeats : kScalingRepeats;

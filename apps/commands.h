@@ -17,9 +17,14 @@ void add_doctor(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_show(CLI::App& app, Action& action);
+void add_models(CLI::App& app, Action& action);
+void add_init(CLI::App& app, Action& action);
+void add_generate(CLI::App& app, Action& action);
 
 void add_verify_op(CLI::App& verify, Action& action);
+void add_verify_model(CLI::App& verify, Action& action);
 void add_bench_op(CLI::App& bench, Action& action);
+void add_bench_decode(CLI::App& bench, Action& action);
 void add_show_clock(CLI::App& show, Action& action);
 
 }  // namespace cyfa::app

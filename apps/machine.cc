@@ -1,6 +1,9 @@
 #include "apps/machine.h"
 
 #include <ATen/Version.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <sys/resource.h>
 #include <sys/utsname.h>
 #include <torch/cuda.h>
@@ -120,6 +123,11 @@ int64_t peak_resident_bytes() {
   return getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_maxrss * 1024 : 0;
 }
 
-void reset_peak() { std::ofstream("/proc/self/clear_refs") << 5; }
+void reset_peak() {
+#ifdef __GLIBC__
+  malloc_trim(0);  // what was freed before and is kept would be used again, and would not show
+#endif
+  std::ofstream("/proc/self/clear_refs") << 5;
+}
 
 }  // namespace cyfa::app

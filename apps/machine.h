@@ -23,7 +23,8 @@ struct Gpu {
 };
 std::vector<Gpu> gpus();
 
-// Memory of this process. reset_peak starts the peak again from what is in use now, where the system allows it.
+// Memory of this process. reset_peak gives freed memory back and starts the peak again from what is in use
+// then, where the system allows it.
 int64_t resident_bytes();
 int64_t peak_resident_bytes();
 void reset_peak();

@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kAbout =
     "cyfa: Cyclic Flow Attention, a fixed-size memory whose slots a learned clock moves through time.\n"
-    "This program checks, measures and shows the operator; the library is cyfa/ops (C++) and torch.ops.cyfa (Python).";
+    "This program makes, checks, measures and runs language models built on it, and the operator alone.";
 
 constexpr const char* kExamples =
     "Examples:\n"
@@ -27,6 +27,9 @@ constexpr const char* kExamples =
     "  cyfa bench op --pass both                      time of one layer's operator, beside a plain matrix product\n"
     "  cyfa bench op --op step --B 64                 time of one decoding step\n"
     "  cyfa show clock --png clock.png                how writes move through the slots\n"
+    "  cyfa models                                    the configs that come with the program\n"
+    "  cyfa generate DIR -p \"Once upon a time\"        continue a text with a checkpoint\n"
+    "  cyfa verify model DIR                          a checkpoint against results stored beside it\n"
     "\n"
     "Exit status: 0 done, 1 a check failed, 2 bad input or an error. `cyfa COMMAND --help` explains a command.";
 
@@ -82,6 +85,9 @@ int run(int argc, char** argv) {
   cyfa::app::add_verify(app, action);
   cyfa::app::add_bench(app, action);
   cyfa::app::add_show(app, action);
+  cyfa::app::add_models(app, action);
+  cyfa::app::add_init(app, action);
+  cyfa::app::add_generate(app, action);
   if (argc == 1) {
     std::cout << app.help();
     return cyfa::app::kBadInput;

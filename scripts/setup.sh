@@ -35,6 +35,7 @@ else
   need libbenchmark-dev has_header benchmark/benchmark.h
   need libcli11-dev has_header CLI/CLI.hpp
   need nlohmann-json3-dev has_header nlohmann/json.hpp
+  need libsentencepiece-dev has_header sentencepiece_processor.h
 fi
 
 if [[ ${#missing[@]} -gt 0 ]]; then

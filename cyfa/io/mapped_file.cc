@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -67,6 +68,21 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) {
     ::munmap(data_, size_);
   }
+}
+
+void MappedFile::read_all() const {
+  if (data_ == nullptr) return;
+#ifdef MADV_POPULATE_READ
+  if (::madvise(data_, size_, MADV_POPULATE_READ) == 0) return;
+#endif
+  ::madvise(data_, size_, MADV_WILLNEED);
+}
+
+void MappedFile::forget(std::span<const std::byte> part) const {
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<uintptr_t>(part.data()) + page - 1) / page * page;
+  const auto end = reinterpret_cast<uintptr_t>(part.data() + part.size()) / page * page;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
 }  // namespace cyfa::io

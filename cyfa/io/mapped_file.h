@@ -22,6 +22,11 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
 
+  // Hints to the system; the bytes stay valid. read_all: bring the whole file into memory now. forget: `part` of bytes() will not be read
+  // again soon, and its memory may go.
+  void read_all() const;
+  void forget(std::span<const std::byte> part) const;
+
  private:
   void* data_ = nullptr;
   size_t size_ = 0;

@@ -71,6 +71,7 @@ class SafetensorsFile {
   // The views hold until the object that owns the file last is destroyed; moving it does not disturb them.
   const TensorView& at(std::string_view name) const;
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const MappedFile& file() const { return file_; }
 
   // The same, for a caller that can use one dtype only: another is a FileError.
   const TensorView& at(std::string_view name, DType dtype) const;

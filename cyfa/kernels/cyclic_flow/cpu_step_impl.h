@@ -17,9 +17,7 @@
 
 namespace cyfa::cyclic_flow::cpu_step {
 
-// False where the file was compiled for a machine without the instructions; its step then does nothing.
-extern const bool kAvx2Compiled;
-extern const bool kAvx512Compiled;
+// Empty where the file was compiled for another architecture.
 void step_avx2(const StepParams& p, int64_t begin, int64_t end, float* workspace);
 void step_avx512(const StepParams& p, int64_t begin, int64_t end, float* workspace);
 

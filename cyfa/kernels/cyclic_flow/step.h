@@ -3,10 +3,11 @@
 
 #include <cstdint>
 
+#include "cyfa/kernels/cpu/isa.h"
+
 namespace cyfa::cyclic_flow {
 
-// Inputs are rows of one token: [B, H, ...] with the head's row contiguous; `*_stride_*` count elements.
-// States are contiguous [B, H, K, M], [B, H, M, V] and [B, H].
+// Inputs are rows of one token, contiguous [B, H, ...]; states are contiguous [B, H, K, M], [B, H, M, V] and [B, H].
 struct StepParams {
   int64_t B = 0, H = 0, K = 0, V = 0, M = 0;
   const float* q = nullptr;              // [B, H, K]
@@ -26,10 +27,9 @@ struct StepParams {
   float* o = nullptr;                    // [B, H, V], written
 };
 
-enum class Isa { kBaseline, kAvx2, kAvx512 };
-
-Isa best_isa();                 // what this CPU and operating system can run
-const char* isa_name(Isa isa);  // "baseline", "avx2", "avx512"
+using cpu::best_isa;
+using cpu::Isa;
+using cpu::isa_name;
 
 // Floats of scratch that one call needs; the caller owns it, one per thread.
 int64_t step_workspace_floats(const StepParams& p);

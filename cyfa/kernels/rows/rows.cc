@@ -1,5 +1,6 @@
 #include "cyfa/kernels/rows/rows.h"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -11,6 +12,34 @@
 #endif
 
 namespace cyfa::rows {
+
+namespace {
+
+// exp(x) to a unit or two in the last place, for x of at most 0; 0 below -87. Plain arithmetic, so that loops over it become vectors.
+inline float exp_of_negative(float x) {
+  constexpr float kLog2e = 1.44269504F, kLn2High = 0.693359375F, kLn2Low = -2.12194440e-4F;
+  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to the nearest integer
+  const float bounded = x < -87.0F ? -87.0F : x;
+  const float shifted = bounded * kLog2e + kRound;
+  const float n = shifted - kRound;
+  const float r = bounded - n * kLn2High - n * kLn2Low;
+  float p = 1.98756915e-4F;
+  p = p * r + 1.39819995e-3F;
+  p = p * r + 8.33345190e-3F;
+  p = p * r + 4.16657962e-2F;
+  p = p * r + 1.66666655e-1F;
+  p = p * r + 5.00000012e-1F;
+  const float mantissa = p * r * r + r + 1.0F;
+  const int32_t bits = std::bit_cast<int32_t>(mantissa) + (std::bit_cast<int32_t>(shifted) << 23);
+  return x < -87.0F ? 0.0F : std::bit_cast<float>(bits);
+}
+
+inline float sigmoid(float x) {
+  const float e = exp_of_negative(x < 0 ? x : -x);
+  return (x < 0 ? e : 1.0F) / (1.0F + e);
+}
+
+}  // namespace
 
 // A padded row is zero, and its norm must stay finite where eps is 0.
 constexpr float kSmallest = std::numeric_limits<float>::min();
@@ -88,6 +117,41 @@ CYFA_CLONES void causal_differences(int64_t size, const double* sum, float* out)
 #pragma omp simd
     for (int64_t s = 0; s <= r; ++s) to[s] = static_cast<float>(sum[r] - sum[s]);
     for (int64_t s = r + 1; s < size; ++s) to[s] = kNever;
+  }
+}
+
+CYFA_CLONES void swiglu(int64_t count, const float* gate, const float* up, float* out) {
+  if (up == nullptr) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) out[i] = gate[i] * sigmoid(gate[i]);
+    return;
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) out[i] = gate[i] * sigmoid(gate[i]) * up[i];
+}
+
+CYFA_CLONES void gated_rms_norm(int64_t rows, int64_t width, const float* x, const float* weight, float eps, const float* gate, float* out) {
+  for (int64_t r = 0; r < rows; ++r, x += width, gate += width, out += width) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < width; ++i) sum += x[i] * x[i];
+    const float mean = sum / static_cast<float>(width) + eps;
+    const float rate = 1.0F / std::sqrt(mean > kSmallest ? mean : kSmallest);
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) out[i] = x[i] * rate * weight[i] * sigmoid(gate[i]);
+  }
+}
+
+void conv_step(int64_t width, int64_t taps, const float* x, const float* weight, const float* bias, float* state, float* y) {
+  const int64_t past = taps - 1;
+  for (int64_t d = 0; d < width; ++d) {
+    float sum = x[d] * weight[d * taps + past];
+    for (int64_t i = 0; i < past; ++i) sum += state[i * width + d] * weight[d * taps + i];
+    y[d] = bias == nullptr ? sum : sum + bias[d];
+  }
+  for (int64_t i = 0; i < past; ++i) {
+    const float* from = i + 1 < past ? state + (i + 1) * width : x;
+    for (int64_t d = 0; d < width; ++d) state[i * width + d] = from[d];
   }
 }
 

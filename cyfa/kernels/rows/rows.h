@@ -21,4 +21,14 @@ void turn_dot(int64_t rows, int64_t pairs, const float* x, const float* grad, co
 // out [size, size] = sum[r] - sum[s] for r >= s, minus infinity for r < s, from sums in double.
 void causal_differences(int64_t size, const double* sum, float* out);
 
+// out = silu(gate) up, or silu(gate) where up is null, element by element: an element's result does not depend on where it stands.
+void swiglu(int64_t count, const float* gate, const float* up, float* out);
+
+// out = x * rate(x) * weight * sigmoid(gate), rate(x) = 1 / sqrt(mean(x^2) + eps), of each contiguous row.
+void gated_rms_norm(int64_t rows, int64_t width, const float* x, const float* weight, float eps, const float* gate, float* out);
+
+// One token of a causal depthwise convolution over `taps` tokens: y [width] from x [width] and the taps - 1 tokens before it, oldest first,
+// state [taps - 1, width], which then moves on by one. weight [width, taps], newest token last; bias [width] or null.
+void conv_step(int64_t width, int64_t taps, const float* x, const float* weight, const float* bias, float* state, float* y);
+
 }  // namespace cyfa::rows

@@ -1,0 +1,101 @@
+// cyfa bench decode: tokens a second of a model's steps, beside the speed at which the machine reads the weights.
+#include <ATen/Parallel.h>
+
+#include <iostream>
+
+#include "apps/commands.h"
+#include "apps/machine.h"
+#include "apps/op_case.h"
+#include "apps/output.h"
+#include "apps/timing.h"
+#include "cyfa/model/checkpoint.h"
+
+namespace cyfa::app {
+namespace {
+
+struct Options {
+  std::string model;
+  std::string dtype = "bf16", device = "cpu", json;
+  std::vector<int64_t> batches = {1, 8};
+  int repeats = 0;
+  int threads = 0;
+};
+
+// Adds up all 8-byte words: as fast as memory gives them.
+uint64_t read_once(const std::vector<at::Tensor>& tensors) {
+  std::atomic<uint64_t> total = 0;
+  for (const at::Tensor& x : tensors) {
+    const auto* words = static_cast<const uint64_t*>(x.const_data_ptr());
+    at::parallel_for(0, static_cast<int64_t>(x.nbytes() / 8), 1 << 15, [&](int64_t begin, int64_t end) {
+      uint64_t sum = 0;
+      for (int64_t i = begin; i < end; ++i) sum += words[i];
+      total += sum;
+    });
+  }
+  return total;
+}
+
+int run_decode(const Options& options) {
+  if (options.threads > 0) at::set_num_threads(options.threads);
+  const at::Device device = parse_device(options.device);
+  const at::ScalarType dtype = parse_dtype(options.dtype);
+  const bool folder = std::filesystem::is_directory(options.model);
+  CausalLM model = folder ? load_checkpoint(options.model, {dtype, device, false}) : CausalLM(ModelConfig::read(options.model));
+  if (!folder) model.initialise(1, dtype, device);
+  const Weights w = model.step_weights();
+  std::vector<at::Tensor> read;  // all but the embedding, of which a step reads one row
+  double bytes = 0;
+  for (size_t id = 0; id < w.tensors.size(); ++id) {
+    if (model.table().specs()[id].name.find("embeddings") != std::string::npos && !model.config().tied_head) continue;
+    read.push_back(w.tensors[id]);
+    bytes += static_cast<double>(w.tensors[id].nbytes());
+  }
+  uint64_t sum = 0;
+  Json rows = Json::array();
+  for (const int64_t B : options.batches) {
+    ModelState state = model.initial_state(B);
+    const at::Tensor ids = at::randint(0, model.config().vocab_size, {B}, at::kLong);
+    std::vector<Task> tasks = {{[&] { model.step(w, ids, state); }}};
+    if (device.is_cpu()) tasks.push_back({[&] { sum += read_once(read); }});
+    const std::vector<Timing> t = measure(tasks, options.repeats, device);
+    Json row = {{"impl", "cyfa"}, {"op", "decode"}, {"model", std::filesystem::path(options.model).stem().string()}, {"dtype", options.dtype},
+                {"device", options.device}, {"B", B}, {"ms", t[0].median * 1e3}, {"ms_p10", t[0].p10 * 1e3}, {"ms_p90", t[0].p90 * 1e3},
+                {"repeats", t[0].repeats}, {"tokens_per_s", static_cast<double>(B) / t[0].median}, {"weight_gb", bytes * 1e-9}};
+    if (device.is_cpu()) {
+      row["read_gb_per_s"] = bytes / t[1].median * 1e-9;
+      row["share_of_reading"] = t[1].median / t[0].median;
+    }
+    row["threads"] = at::get_num_threads();
+    row["commit"] = commit();
+    row["date"] = utc_date();
+    row["machine"] = cpu_model();
+    rows.push_back(row);
+    if (options.json == "-") continue;
+    std::cout << text("%s %s batch %-4lld %8.2f ms a step (p10 %.2f, p90 %.2f), %8.1f tokens/s", row["model"].get<std::string>().c_str(), options.dtype.c_str(),
+                      static_cast<long long>(B), t[0].median * 1e3, t[0].p10 * 1e3, t[0].p90 * 1e3, static_cast<double>(B) / t[0].median);
+    if (device.is_cpu()) {
+      std::cout << text("; %.2f GB of weights, read alone at %.1f GB/s: share %.2f", bytes * 1e-9, bytes / t[1].median * 1e-9, t[1].median / t[0].median);
+    }
+    std::cout << '\n' << std::flush;
+  }
+  if (sum == 1) std::cout << ' ';  // the sums must be taken
+  if (!options.json.empty()) write_rows(options.json, rows);
+  return kDone;
+}
+
+}  // namespace
+
+void add_bench_decode(CLI::App& bench, Action& action) {
+  CLI::App* command = bench.add_subcommand("decode", "Time a model's decoding step beside a plain reading of its weights.");
+  auto options = std::make_shared<Options>();
+  command->add_option("model", options->model, "Checkpoint, or a config whose parameters are drawn")->required()->type_name("PATH");
+  command->add_option("--B", options->batches, "Sequences decoded together; several may be given")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--dtype", options->dtype, "Type of the weights")->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
+  command->add_option("--device", options->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  command->add_option("--threads", options->threads, "0: one per core")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--repeats", options->repeats, "Timed steps; 0: at least 10, until a second is over")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--json", options->json, "The rows also as JSON; - prints them instead of text")->type_name("FILE");
+  command->callback([&action, options] { action = [options] { return run_decode(*options); }; });
+}
+
+}  // namespace cyfa::app

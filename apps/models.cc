@@ -1,0 +1,94 @@
+// cyfa models: what a config describes, before a byte of it exists.
+#include <algorithm>
+#include <iostream>
+
+#include "apps/commands.h"
+#include "apps/output.h"
+#include "cyfa/io/file_error.h"
+#include "cyfa/model/causal_lm.h"
+
+namespace cyfa::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::vector<std::string> paths;
+  bool json = false;
+};
+
+// The configs that come with the program: beside its folder, or in the working directory.
+fs::path own_configs() {
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  for (const fs::path& folder : {program.parent_path().parent_path() / "configs", fs::path("configs")}) {
+    if (fs::is_directory(folder, error)) return folder;
+  }
+  throw std::runtime_error("the folder configs is neither beside the program's nor here; name config files, or folders of them");
+}
+
+std::vector<fs::path> config_files(const std::vector<std::string>& paths) {
+  std::vector<fs::path> files;
+  const auto add_folder = [&](const fs::path& folder) {
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (entry.path().extension() == ".json") files.push_back(entry.path());
+    }
+  };
+  if (paths.empty()) add_folder(own_configs());
+  for (const fs::path path : paths) {
+    if (!fs::is_directory(path)) {
+      files.push_back(path);
+    } else if (fs::exists(path / "config.json")) {
+      files.push_back(path / "config.json");
+    } else {
+      add_folder(path);
+    }
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+int run_models(const Options& options) {
+  Json rows = Json::array();
+  for (const fs::path& file : config_files(options.paths)) {
+    const CausalLM model(ModelConfig::read(file));
+    const ModelConfig& c = model.config();
+    rows.push_back({{"config", file.filename() == "config.json" ? file.parent_path().filename().string() : file.stem().string()},
+                    {"model_type", c.kind->model_type},
+                    {"parameters", model.table().numel()},
+                    {"hidden_size", c.backbone.hidden_size},
+                    {"layers", c.backbone.layers},
+                    {"vocab_size", c.vocab_size},
+                    {"state_scalars_per_layer", model.memory_scalars()},
+                    {"state_bytes_per_layer", model.state_bytes() / c.backbone.layers},
+                    {"state_bytes_per_sequence", model.state_bytes()},
+                    {"forward_flops_per_token", model.forward_flops_per_token()}});
+  }
+  if (options.json) {
+    write_rows("-", rows);
+    return kDone;
+  }
+  std::cout << text("%-18s %-24s %10s %7s %6s %14s %12s %12s\n", "config", "model_type", "parameters", "width", "layers", "state/layer", "state/seq",
+                    "flops/token");
+  for (const Json& row : rows) {
+    std::cout << text("%-18s %-24s %8.1f M %7lld %6lld %14lld %9.2f MB %10.2f G\n", row["config"].get<std::string>().c_str(),
+                      row["model_type"].get<std::string>().c_str(), row["parameters"].get<double>() * 1e-6,
+                      static_cast<long long>(row["hidden_size"].get<int64_t>()), static_cast<long long>(row["layers"].get<int64_t>()),
+                      static_cast<long long>(row["state_scalars_per_layer"].get<int64_t>()), row["state_bytes_per_sequence"].get<double>() * 1e-6,
+                      row["forward_flops_per_token"].get<double>() * 1e-9);
+  }
+  std::cout << "state/layer counts the numbers of the recurrent memory; state/seq is all that a sequence carries, whatever its length\n";
+  return kDone;
+}
+
+}  // namespace
+
+void add_models(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("models", "List configs: parameters, state, operations a token.");
+  auto options = std::make_shared<Options>();
+  command->add_option("paths", options->paths, "Config files, checkpoints, or folders of configs; absent: those that come with the program")->type_name("PATH");
+  command->add_flag("--json", options->json, "Print a JSON array, one row per config");
+  command->callback([&action, options] { action = [options] { return run_models(*options); }; });
+}
+
+}  // namespace cyfa::app

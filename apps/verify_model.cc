@@ -1,0 +1,269 @@
+// cyfa verify model: a checkpoint with stored results beside it, through every path of the model.
+#include <cmath>
+#include <iostream>
+
+#include "apps/accuracy.h"
+#include "apps/commands.h"
+#include "apps/op_case.h"
+#include "apps/output.h"
+#include "cyfa/io/file_error.h"
+#include "cyfa/model/checkpoint.h"
+#include "cyfa/model/tensor_file.h"
+
+namespace cyfa::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kLimit = 1e-4;
+constexpr int64_t kGreedyPrompt = 20;  // tokens of `greedy` that are given, unless the metadata says greedy_prompt
+
+struct Options {
+  std::vector<std::string> folders;
+  std::string dtype = "fp32";
+  std::string device = "cpu";
+  double limit = kLimit;
+  bool all = false;
+  bool json = false;
+};
+
+// The optimizer of the stored runs: AdamW, rate 1e-3, betas .9 and .95, no weight decay, clipping at 1.
+class StoredOptimizer {
+ public:
+  explicit StoredOptimizer(const std::vector<at::Tensor>& parameters) : parameters_(parameters) {
+    for (const at::Tensor& p : parameters) {
+      first_.push_back(at::zeros_like(p));
+      second_.push_back(at::zeros_like(p));
+    }
+  }
+
+  // Returns the norm of all gradients before clipping.
+  double step() {
+    const at::NoGradGuard no_grad;
+    double squares = 0;
+    for (const at::Tensor& p : parameters_) squares += p.grad().to(at::kDouble).square().sum().item<double>();
+    const double norm = std::sqrt(squares);
+    const double factor = std::min(1.0, 1.0 / (norm + 1e-6));
+    ++steps_;
+    const double correct1 = 1 - std::pow(kBeta1, steps_), correct2 = 1 - std::pow(kBeta2, steps_);
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      at::Tensor& p = parameters_[i];
+      const at::Tensor g = p.grad() * factor;
+      first_[i].mul_(kBeta1).add_(g, 1 - kBeta1);
+      second_[i].mul_(kBeta2).addcmul_(g, g, 1 - kBeta2);
+      p.addcdiv_(first_[i], (second_[i] / correct2).sqrt_().add_(1e-8), -1e-3 / correct1);
+      p.mutable_grad().reset();
+    }
+    return norm;
+  }
+
+ private:
+  static constexpr double kBeta1 = 0.9, kBeta2 = 0.95;
+  std::vector<at::Tensor> parameters_, first_, second_;
+  int steps_ = 0;
+};
+
+struct Result {
+  std::string folder, model_type;
+  std::vector<TensorError> tensors;
+
+  bool pass() const {
+    return std::all_of(tensors.begin(), tensors.end(), [](const TensorError& e) { return e.pass; });
+  }
+};
+
+class Verifier {
+ public:
+  Verifier(const fs::path& folder, const Options& options) : folder_(folder), options_(options), expected_(folder / "expected.safetensors") {
+    load_.dtype = parse_dtype(options.dtype);
+    load_.device = parse_device(options.device);
+    load_.writable = true;
+  }
+
+  Result run() {
+    const CausalLM model = load_checkpoint(folder_, load_);
+    result_ = {folder_.string(), model.config().kind->model_type, {}};
+    check_logits(model);
+    check_steps(model);
+    check_greedy(model);
+    check_loss();
+    check_training();
+    if (result_.tensors.empty()) throw io::FileError(folder_ / "expected.safetensors", "holds nothing that this program can check");
+    return result_;
+  }
+
+ private:
+  bool has(const char* name) const { return expected_.contains(name); }
+  at::Tensor tensor(const std::string& name) const { return expected_.copy(name); }
+  void add(const std::string& name, const at::Tensor& actual, const at::Tensor& wanted) {
+    if (actual.sizes() != wanted.sizes()) {
+      throw io::FileError(folder_ / "expected.safetensors", name + " has another shape than the model gives");
+    }
+    TensorError e = compare(name, actual, wanted, options_.limit);
+    if (name == "loss" || name == "train_loss") e.pass = e.pass && e.max_abs <= e.limit;  // each of them, not their norm
+    result_.tensors.push_back(e);
+  }
+
+  void check_logits(const CausalLM& model) {
+    if (!has("input_ids") || !has("logits")) return;
+    const at::NoGradGuard no_grad;
+    const Weights w = model.weights();
+    add("logits", model.head(w, model.forward(w, tensor("input_ids")).hidden), tensor("logits"));
+    if (has("train_logits")) add("train_logits", model.head(w, model.forward(w, tensor("input_ids")).hidden), tensor("train_logits"));
+  }
+
+  // The same tokens one by one.
+  void check_steps(const CausalLM& model) {
+    if (!has("input_ids") || !has("logits") || parse_dtype(options_.dtype) == at::kDouble) return;
+    const Weights w = model.step_weights();
+    const at::Tensor ids = tensor("input_ids");
+    ModelState state = model.initial_state(ids.size(0));
+    std::vector<at::Tensor> logits;
+    for (int64_t t = 0; t < ids.size(1); ++t) logits.push_back(model.step(w, ids.select(1, t), state));
+    add("logits by steps", at::stack(logits, 1), tensor("logits"));
+  }
+
+  void check_greedy(const CausalLM& model) {
+    if (!has("greedy") || parse_dtype(options_.dtype) == at::kDouble) return;
+    const at::NoGradGuard no_grad;
+    const at::Tensor wanted = tensor("greedy");
+    const int64_t given = std::min(kGreedyPrompt, wanted.size(1));
+    const Weights w = model.step_weights();
+    LmOutput out = model.forward(w, wanted.narrow(1, 0, given));
+    at::Tensor logits = model.head_step(w, out.hidden.select(1, given - 1));
+    std::vector<at::Tensor> ids = {wanted.narrow(1, 0, given)};
+    for (int64_t t = given; t < wanted.size(1); ++t) {
+      const at::Tensor next = logits.argmax(-1).to(at::kCPU);
+      ids.push_back(next.unsqueeze(1));
+      if (t + 1 < wanted.size(1)) logits = model.step(w, next, out.final_state);
+    }
+    const at::Tensor differ = at::cat(ids, 1).ne(wanted);
+    const auto count = static_cast<double>(differ.sum().item<int64_t>());
+    result_.tensors.push_back({"greedy", count, count, 0, count == 0});  // tokens that differ
+  }
+
+  // One loss and its gradients, as stored for the baselines.
+  void check_loss() {
+    if (!has("loss")) return;
+    CausalLM model = trainable();
+    const at::Tensor loss = model.next_token_loss(model.weights(), tensor("input_ids"));
+    loss.backward();
+    add("loss", loss.reshape({}), tensor("loss").reshape({}));
+    for (const std::string& name : expected_.file().names()) {
+      if (name.starts_with("grad.")) add(name, gradient(model, name.substr(5)), tensor(name));
+    }
+  }
+
+  void check_training() {
+    if (!has("train_ids")) return;
+    CausalLM model = trainable();
+    StoredOptimizer optimizer(model.parameters());
+    const at::Tensor ids = tensor("train_ids");
+    std::vector<double> losses, norms;
+    for (int64_t i = 0; i < ids.size(0); ++i) {
+      const at::Tensor loss = model.next_token_loss(model.weights(), ids[i]);
+      loss.backward();
+      losses.push_back(loss.item<double>());
+      if (i == 0) check_first_gradients(model);
+      norms.push_back(optimizer.step());
+    }
+    if (has("train_loss")) add("train_loss", at::tensor(losses), tensor("train_loss"));
+    if (has("train_grad_norm")) add("train_grad_norm", at::tensor(norms), tensor("train_grad_norm"));
+  }
+
+  void check_first_gradients(const CausalLM& model) {
+    if (!fs::exists(folder_ / "first_grad.safetensors")) return;
+    const TensorFile file(folder_ / "first_grad.safetensors");
+    for (const std::string& name : file.file().names()) add("grad." + name, gradient(model, name), file.copy(name));
+  }
+
+  CausalLM trainable() {
+    CausalLM model = load_checkpoint(folder_, load_);
+    for (at::Tensor& p : model.parameters()) p.requires_grad_();
+    return model;
+  }
+
+  at::Tensor gradient(const CausalLM& model, const std::string& name) const {
+    for (size_t id = 0; id < model.parameters().size(); ++id) {
+      if (model.table().specs()[id].name == name) return model.parameters()[id].grad();
+    }
+    throw io::FileError(folder_, "has a stored gradient of " + io::printable(name) + ", which is no parameter of the model");
+  }
+
+  fs::path folder_;
+  Options options_;
+  LoadOptions load_;
+  TensorFile expected_;
+  Result result_;
+};
+
+void print(const Result& result, bool all) {
+  std::cout << text("%s  %s\n  %-44s %10s %10s %10s\n", result.folder.c_str(), result.model_type.c_str(), "tensor", "rel_l2", "max_abs", "limit");
+  const auto line = [](const TensorError& e) {
+    std::cout << text("  %-44s %10.2e %10.2e %10.0e  %s\n", e.name.c_str(), e.rel_l2, e.max_abs, e.limit, e.pass ? "PASS" : "FAIL");
+  };
+  size_t gradients = 0;
+  const TensorError* worst = nullptr;
+  for (const TensorError& e : result.tensors) {
+    if (all || !e.name.starts_with("grad.") || !e.pass) {
+      line(e);
+    } else {
+      ++gradients;
+      if (worst == nullptr || e.rel_l2 > worst->rel_l2) worst = &e;
+    }
+  }
+  if (worst != nullptr) {
+    std::cout << text("  and %zu gradients that pass, the worst of them:\n", gradients);
+    line(*worst);
+  }
+}
+
+Json to_json(const Result& result) {
+  Json tensors = Json::array();
+  for (const TensorError& e : result.tensors) {
+    tensors.push_back({{"name", e.name}, {"rel_l2", e.rel_l2}, {"max_abs", e.max_abs}, {"limit", e.limit}, {"pass", e.pass}});
+  }
+  return {{"folder", result.folder}, {"model_type", result.model_type}, {"tensors", tensors}, {"pass", result.pass()}};
+}
+
+int run_verify(const Options& options) {
+  Json rows = Json::array();
+  size_t failed = 0;
+  bool readable = true;
+  for (const std::string& folder : options.folders) {
+    try {
+      const Result result = Verifier(folder, options).run();
+      if (!result.pass()) ++failed;
+      rows.push_back(to_json(result));
+      if (!options.json) print(result, options.all);
+    } catch (const io::FileError& e) {
+      std::cout.flush();
+      std::cerr << "cyfa: error: " << e.what() << '\n';
+      readable = false;
+    }
+  }
+  if (options.json) {
+    write_rows("-", rows);
+  } else {
+    std::cout << text("%zu models, %zu failed%s\n", rows.size(), failed, readable ? "" : "; some folders could not be used");
+  }
+  if (!readable) return kBadInput;
+  return failed == 0 ? kDone : kCheckFailed;
+}
+
+}  // namespace
+
+void add_verify_model(CLI::App& verify, Action& action) {
+  CLI::App* command = verify.add_subcommand("model", "Check models against results stored beside them: logits, steps, greedy text, losses, gradients.");
+  auto options = std::make_shared<Options>();
+  command->add_option("folders", options->folders, "Checkpoints with expected.safetensors; docs/cli.md gives the format")->required()->type_name("DIR");
+  command->add_option("--dtype", options->dtype, "Type of the parameters")->check(CLI::IsMember({"fp32", "fp64"}))->capture_default_str();
+  command->add_option("--device", options->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  command->add_option("--limit", options->limit, "Limit of rel_l2 for every tensor")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_flag("--all", options->all, "Print every gradient, not the worst alone");
+  command->add_flag("--json", options->json, "Print a JSON array, one row per folder");
+  command->footer("Exit status: 0 all within their limits, 1 a tensor above its limit, 2 a folder that cannot be used.");
+  command->callback([&action, options] { action = [options] { return run_verify(*options); }; });
+}
+
+}  // namespace cyfa::app

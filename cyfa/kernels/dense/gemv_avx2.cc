@@ -1,0 +1,19 @@
+// gemv for AVX2; see gemv_impl.h.
+#ifdef __AVX2__
+#include "cyfa/kernels/cpu/vec_avx2.h"
+#include "cyfa/kernels/dense/gemv_impl.h"
+
+namespace cyfa::dense {
+
+void gemv_avx2(const Gemv& g, int64_t begin, int64_t end) { gemv<cpu::Avx2Vec>(g, begin, end); }
+
+}  // namespace cyfa::dense
+#else  // another architecture: isa_available() is false, and nobody calls this
+#include "cyfa/kernels/dense/gemv_impl.h"
+
+namespace cyfa::dense {
+
+void gemv_avx2(const Gemv&, int64_t, int64_t) {}
+
+}  // namespace cyfa::dense
+#endif

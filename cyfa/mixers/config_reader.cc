@@ -1,0 +1,93 @@
+#include "cyfa/mixers/config_reader.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace cyfa {
+namespace {
+
+std::string shortened(const Json& value) {
+  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
+}
+
+std::string plain(double x) {
+  std::string text = std::to_string(x);
+  while (text.find('.') != std::string::npos && (text.back() == '0' || text.back() == '.')) {
+    const bool point = text.back() == '.';
+    text.pop_back();
+    if (point) break;
+  }
+  return text;
+}
+
+}  // namespace
+
+ConfigReader::ConfigReader(const Json& config) : config_(config) {
+  if (!config.is_object()) throw ConfigError("config: is " + std::string(config.type_name()) + ", wanted an object");
+}
+
+const Json* ConfigReader::find(const std::string& key) {
+  known_.insert(key);
+  const auto found = config_.find(key);
+  return found == config_.end() || found->is_null() ? nullptr : &*found;
+}
+
+void ConfigReader::fail(const std::string& key, const std::string& wanted) const {
+  const auto found = config_.find(key);
+  throw ConfigError("config: " + key + " is " + (found == config_.end() ? "absent" : shortened(*found)) + ", wanted " + wanted);
+}
+
+std::optional<int64_t> ConfigReader::integer_or_null(const std::string& key, int64_t least, int64_t most) {
+  const Json* value = find(key);
+  if (value == nullptr) return std::nullopt;
+  const std::string wanted = "an integer from " + std::to_string(least) + " to " + std::to_string(most);
+  if (!value->is_number()) fail(key, wanted);
+  const auto number = value->get<double>();  // 1.0 is an integer too
+  if (std::floor(number) != number || number < static_cast<double>(least) || number > static_cast<double>(most)) fail(key, wanted);
+  return value->get<int64_t>();
+}
+
+int64_t ConfigReader::integer(const std::string& key, int64_t otherwise, int64_t least, int64_t most) {
+  return integer_or_null(key, least, most).value_or(otherwise);
+}
+
+double ConfigReader::number(const std::string& key, double otherwise, double least, double most) {
+  const Json* value = find(key);
+  if (value == nullptr) return otherwise;
+  const auto in_range = [&](double x) { return x >= least && x <= most; };
+  if (!value->is_number() || !in_range(value->get<double>())) fail(key, "a number from " + plain(least) + " to " + plain(most));
+  return value->get<double>();
+}
+
+bool ConfigReader::flag(const std::string& key, bool otherwise) {
+  const Json* value = find(key);
+  if (value == nullptr) return otherwise;
+  if (!value->is_boolean()) fail(key, "true or false");
+  return value->get<bool>();
+}
+
+std::string ConfigReader::word(const std::string& key, const std::string& otherwise, const std::vector<std::string>& allowed) {
+  const Json* value = find(key);
+  if (value == nullptr) return otherwise;
+  const bool good = value->is_string() && std::find(allowed.begin(), allowed.end(), value->get<std::string>()) != allowed.end();
+  if (!good) {
+    std::string wanted;
+    for (const std::string& one : allowed) wanted += (wanted.empty() ? "" : ", ") + Json(one).dump();
+    fail(key, (allowed.size() == 1 ? "" : "one of ") + wanted);
+  }
+  return value->get<std::string>();
+}
+
+void ConfigReader::bookkeeping(const std::vector<std::string>& keys) { known_.insert(keys.begin(), keys.end()); }
+
+void ConfigReader::finish() const {
+  std::string unknown;
+  for (const auto& [key, value] : config_.items()) {
+    if (!known_.contains(key)) unknown += (unknown.empty() ? "" : ", ") + shortened(key);
+  }
+  if (!unknown.empty()) throw ConfigError("config: unknown keys " + unknown + "; a model that ignored them would not be the one they describe");
+}
+
+}  // namespace cyfa

@@ -1,0 +1,48 @@
+// Reads a Hugging Face config.json key by key, and knows at the end which keys nobody asked for.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace cyfa {
+
+using Json = nlohmann::ordered_json;
+
+// A config that cannot be used; names the key, what came and what was wanted.
+class ConfigError : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+class ConfigReader {
+ public:
+  explicit ConfigReader(const Json& config);
+
+  // An absent key, or null, gives the default.
+  int64_t integer(const std::string& key, int64_t otherwise, int64_t least, int64_t most);
+  std::optional<int64_t> integer_or_null(const std::string& key, int64_t least, int64_t most);
+  double number(const std::string& key, double otherwise, double least, double most);
+  bool flag(const std::string& key, bool otherwise);
+  std::string word(const std::string& key, const std::string& otherwise, const std::vector<std::string>& allowed);
+
+  // Keys that change nothing here, and are kept as they are.
+  void bookkeeping(const std::vector<std::string>& keys);
+
+  [[noreturn]] void fail(const std::string& key, const std::string& wanted) const;
+
+  // Throws ConfigError that names every key that was not read.
+  void finish() const;
+
+ private:
+  const Json* find(const std::string& key);
+
+  const Json& config_;
+  std::set<std::string> known_;
+};
+
+}  // namespace cyfa

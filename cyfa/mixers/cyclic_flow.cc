@@ -1,0 +1,210 @@
+#include "cyfa/mixers/cyclic_flow.h"
+
+#include <cmath>
+
+#include "cyfa/ops/cyclic_flow.h"
+#include "cyfa/ops/dense.h"
+#include "cyfa/ops/short_conv.h"
+
+namespace cyfa {
+namespace {
+
+// A projection and the convolution behind it.
+struct Stream {
+  ParameterId projection = 0, conv = 0, conv_bias = 0;
+  int64_t width = 0;
+};
+
+class CyclicFlowMixer final : public Mixer {
+ public:
+  CyclicFlowMixer(const CyclicFlowConfig& config, const ParameterScope& scope);
+
+  const std::vector<StateSpec>& state() const override { return state_; }
+  MixerOutput forward(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens,
+                      const MixerState* initial) const override;
+  std::vector<at::Tensor> derive(const Weights& w) const override { return {ops::cyclic_flow_readout_table(readout(w, w[o_proj_].device()))}; }
+  at::Tensor step(const Weights& w, const std::vector<at::Tensor>& derived, const at::Tensor& x, MixerState& state) const override;
+  double flops_per_token() const override;
+
+ private:
+  // Places in state_.
+  enum : size_t { kKeys, kValues, kClock, kConvs };
+
+  at::Tensor readout(const Weights& w, at::Device device) const {
+    if (c_.learned_readout) return w[readout_];
+    return at::eye(c_.slots - 1, at::TensorOptions(at::kFloat).device(device)).expand({c_.heads, -1, -1});
+  }
+  at::Tensor log_alpha(const Weights& w, const at::Tensor& a) const {
+    return c_.forget_gate ? ops::decay_gate(a, w[dt_bias_], w[A_log_]) : at::zeros_like(a, a.options().dtype(at::kFloat));
+  }
+  std::optional<at::Tensor> conv_bias(const Weights& w, const Stream& s) const {
+    return c_.conv_bias ? std::optional(w[s.conv_bias]) : std::nullopt;
+  }
+  std::optional<at::Tensor> norm(const Weights& w, ParameterId id) const { return c_.qk_norm ? std::optional(w[id]) : std::nullopt; }
+  at::Tensor gated(const Weights& w, const at::Tensor& o, const at::Tensor& gate) const {
+    const at::Tensor heads = gate.view(o.sizes());
+    return ops::gated_rms_norm(o * static_cast<double>(c_.slots - 1), w[o_norm_], c_.norm_eps, heads).flatten(-2);
+  }
+
+  CyclicFlowConfig c_;
+  std::vector<StateSpec> state_;
+  Stream streams_[3];  // q, k, v
+  ParameterId q_norm_ = 0, k_norm_ = 0, a_proj_ = 0, dt_bias_ = 0, A_log_ = 0, d_proj_ = 0, d_bias_ = 0, b_proj_ = 0, b_bias_ = 0, readout_ = 0,
+              gate_down_ = 0, gate_up_ = 0, gate_bias_ = 0, o_norm_ = 0, o_proj_ = 0;
+};
+
+CyclicFlowMixer::CyclicFlowMixer(const CyclicFlowConfig& config, const ParameterScope& scope) : c_(config) {
+  const int64_t D = c_.hidden_size, H = c_.heads, K = c_.K, V = c_.V, M = c_.slots;
+  const Init normal = Init::normal(c_.initializer_range);
+  state_ = {{"k", {H, K, M}, at::kFloat, true}, {"v", {H, M, V}, at::kFloat, true}, {"clock", {H}, at::kDouble, false}};
+  const char* letters[] = {"q", "k", "v"};
+  for (size_t i = 0; i < 3; ++i) {
+    const std::string letter = letters[i];
+    Stream& s = streams_[i];
+    s.width = H * (i < 2 ? K : V);
+    s.projection = scope.matrix(letter + "_proj.weight", {s.width, D}, normal);
+    if (!c_.short_conv) continue;
+    s.conv = scope.other(letter + "_conv1d.weight", {s.width, 1, c_.conv_size}, normal, true);
+    if (c_.conv_bias) s.conv_bias = scope.other(letter + "_conv1d.bias", {s.width}, Init::zeros());
+    state_.push_back({letter + "_conv", {c_.conv_size - 1, s.width}, at::kFloat, false});
+  }
+  if (c_.qk_norm) {
+    q_norm_ = scope.other("q_norm.weight", {K}, Init::ones());
+    k_norm_ = scope.other("k_norm.weight", {K}, Init::ones());
+  }
+  if (c_.forget_gate) {
+    a_proj_ = scope.matrix("a_proj.weight", {H, D}, normal);
+    dt_bias_ = scope.other("dt_bias", {H}, Init::time_step());
+    A_log_ = scope.other("A_log", {H}, Init::log_uniform(16));
+  }
+  if (!c_.constant_clock) d_proj_ = scope.matrix("d_proj.weight", {H, D}, normal);
+  d_bias_ = scope.other("d_proj.bias", {H}, Init::zeros());
+  b_proj_ = scope.matrix("b_proj.weight", {H, D}, normal);
+  b_bias_ = scope.other("b_proj.bias", {H}, Init::zeros());
+  if (c_.learned_readout) readout_ = scope.other("readout", {H, M - 1, M - 1}, Init::identity(), true);
+  gate_down_ = scope.matrix("g_proj.0.weight", {V, D}, normal);
+  gate_up_ = scope.matrix("g_proj.1.weight", {H * V, V}, normal);
+  gate_bias_ = scope.other("g_proj.1.bias", {H * V}, Init::zeros());
+  o_norm_ = scope.other("o_norm.weight", {V}, Init::ones());
+  o_proj_ = scope.matrix("o_proj.weight", {D, H * V}, normal);
+}
+
+MixerOutput CyclicFlowMixer::forward(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens,
+                                     const MixerState* initial) const {
+  const int64_t B = x.size(0), T = x.size(1), H = c_.heads;
+  MixerOutput out;
+  out.final_state.resize(state_.size());
+  at::Tensor qkv[3];
+  for (size_t i = 0; i < 3; ++i) {
+    const Stream& s = streams_[i];
+    at::Tensor y = ops::linear(x, w[s.projection]);
+    if (c_.short_conv) {
+      const std::optional<at::Tensor> tail = initial == nullptr ? std::nullopt : std::optional((*initial)[kConvs + i]);
+      ops::ShortConvOutput conv = ops::short_conv(y, w[s.conv], conv_bias(w, s), tail, cu_seqlens);
+      y = c_.conv_silu ? ops::silu(conv.y) : conv.y;
+      out.final_state[kConvs + i] = conv.final_state.to(at::kFloat);
+    }
+    qkv[i] = y.view({B, T, H, s.width / H});
+  }
+  const at::Tensor clock_input = c_.clock_stop_gradient ? x.detach() : x;
+  const at::Tensor d = c_.constant_clock ? w[d_bias_].expand({B, T, H}) : ops::linear(clock_input, w[d_proj_]) + w[d_bias_];
+  ops::CyclicFlowInputs in;
+  in.q = qkv[0];
+  in.k = qkv[1];
+  in.v = qkv[2];
+  in.beta = ops::sigmoid_gate(ops::linear(x, w[b_proj_]) + w[b_bias_]);
+  in.delta = ops::sigmoid_gate(d);
+  in.log_alpha = log_alpha(w, c_.forget_gate ? ops::linear(x, w[a_proj_]) : in.beta);
+  in.readout = readout(w, x.device());
+  in.q_norm_weight = norm(w, q_norm_);
+  in.k_norm_weight = norm(w, k_norm_);
+  in.cu_seqlens = cu_seqlens;
+  if (initial != nullptr) in.initial_state = {(*initial)[kKeys], (*initial)[kValues], (*initial)[kClock]};
+  ops::CyclicFlowOptions options;
+  options.norm_eps = c_.norm_eps;
+  const ops::CyclicFlowOutput flow = ops::cyclic_flow(in, options);
+  out.final_state[kKeys] = flow.final_state.k;
+  out.final_state[kValues] = flow.final_state.v;
+  out.final_state[kClock] = flow.final_state.clock;
+  const at::Tensor gate = ops::linear(ops::linear(x, w[gate_down_]), w[gate_up_], w[gate_bias_].to(x.scalar_type()));
+  out.y = ops::linear(gated(w, flow.o, gate), w[o_proj_]);
+  return out;
+}
+
+at::Tensor CyclicFlowMixer::step(const Weights& w, const std::vector<at::Tensor>& derived, const at::Tensor& x, MixerState& state) const {
+  const int64_t B = x.size(0), H = c_.heads;
+  std::vector<ops::LinearWeight> weights = {{w[streams_[0].projection], {}},
+                                            {w[streams_[1].projection], {}},
+                                            {w[streams_[2].projection], {}},
+                                            {w[gate_down_], {}},
+                                            {w[b_proj_], w[b_bias_].to(x.scalar_type())}};
+  if (!c_.constant_clock) weights.push_back({w[d_proj_], w[d_bias_].to(x.scalar_type())});
+  if (c_.forget_gate) weights.push_back({w[a_proj_], {}});
+  std::vector<at::Tensor> y = ops::linear_steps(x, weights);
+  at::Tensor qkv[3];
+  for (size_t i = 0; i < 3; ++i) {
+    const Stream& s = streams_[i];
+    at::Tensor one = y[i];
+    if (c_.short_conv) {
+      one = ops::short_conv_step(one, w[s.conv], conv_bias(w, s), state[kConvs + i]);
+      if (c_.conv_silu) one = ops::silu(one);
+    }
+    qkv[i] = one.view({B, H, s.width / H});
+  }
+  ops::CyclicFlowStepInputs in;
+  in.q = qkv[0];
+  in.k = qkv[1];
+  in.v = qkv[2];
+  in.beta = ops::sigmoid_gate(y[4]);
+  in.delta = ops::sigmoid_gate(c_.constant_clock ? w[d_bias_].expand({B, H}) : y[5]);
+  in.log_alpha = log_alpha(w, c_.forget_gate ? y.back() : in.beta);
+  in.readout_table = derived.at(0);
+  in.q_norm_weight = norm(w, q_norm_);
+  in.k_norm_weight = norm(w, k_norm_);
+  ops::CyclicFlowOptions options;
+  options.norm_eps = c_.norm_eps;
+  const at::Tensor o = ops::cyclic_flow_step(in, {state[kKeys], state[kValues], state[kClock]}, options);
+  const at::Tensor gate = ops::linear_step(y[3], w[gate_up_], w[gate_bias_].to(x.scalar_type()));
+  return ops::linear_step(gated(w, o, gate), w[o_proj_]);
+}
+
+// The stages of docs/operator.md for chunks of 64 tokens.
+double CyclicFlowMixer::flops_per_token() const {
+  const auto C = 64.0, K = static_cast<double>(c_.K), V = static_cast<double>(c_.V), M = static_cast<double>(c_.slots);
+  return 2.0 * static_cast<double>(c_.heads) * (C * K + C * M + K * M + 2 * M * M + C * M + C * V + M * V + M * (K + V));
+}
+
+}  // namespace
+
+MixerFactory read_cyclic_flow(ConfigReader& config, const BackboneShape& backbone) {
+  constexpr int64_t kMost = 1 << 20;
+  CyclicFlowConfig c;
+  c.hidden_size = backbone.hidden_size;
+  c.norm_eps = backbone.norm_eps;
+  c.initializer_range = backbone.initializer_range;
+  c.heads = config.integer("num_heads", c.heads, 1, kMost);
+  const auto head_dim = static_cast<double>(config.integer("head_dim", 256, 1, kMost));
+  const auto width = [&](const char* key) {
+    const double scaled = head_dim * config.number(key, 1.0, 0, 64);
+    if (scaled < 1) config.fail(key, "a factor that leaves a head at least one number wide");
+    return static_cast<int64_t>(scaled);
+  };
+  c.K = width("expand_k");
+  c.V = width("expand_v");
+  c.slots = config.integer("num_slots", c.slots, 2, kMost);
+  if (c.slots % 2 != 0) config.fail("num_slots", "an even number of stored slots (m + 1)");
+  c.short_conv = config.flag("use_short_conv", c.short_conv);
+  c.conv_size = config.integer("conv_size", c.conv_size, 1, 256);
+  c.conv_bias = config.flag("conv_bias", c.conv_bias);
+  c.conv_silu = config.word("conv_activation", "none", {"none", "silu"}) == "silu";
+  if (c.conv_silu && !c.short_conv) config.fail("conv_activation", "\"none\" where use_short_conv is false");
+  c.qk_norm = config.flag("use_qk_norm", c.qk_norm);
+  c.forget_gate = config.flag("use_forget_gate", c.forget_gate);
+  c.constant_clock = config.word("clock", "token", {"token", "constant"}) == "constant";
+  c.clock_stop_gradient = config.flag("clock_stop_gradient", c.clock_stop_gradient);
+  c.learned_readout = config.word("readout", "learned", {"learned", "identity"}) == "learned";
+  config.bookkeeping({"attn_mode", "checkpoint_level"});
+  return [c](const ParameterScope& scope, int64_t) { return std::make_unique<CyclicFlowMixer>(c, scope); };
+}
+
+}  // namespace cyfa

@@ -1,0 +1,62 @@
+// The contract of a mixer: what a block needs of the part that moves information between tokens.
+//
+// A mixer is a description: it declares its parameters once, and computes with the tensors it is handed. So it can be shared between
+// threads, and the same code runs with stored weights, with copies in a compute type and with gradients.
+#pragma once
+
+#include <torch/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cyfa/mixers/parameters.h"
+
+namespace cyfa {
+
+// One of the tensors that a sequence carries from token to token.
+struct StateSpec {
+  std::string name;
+  std::vector<int64_t> shape;  // of one sequence
+  at::ScalarType dtype;
+  bool memory = true;          // counted as recurrent state in the paper's tables (the convolution's tail and the clock are not)
+};
+
+// The state of N sequences in one layer: a tensor [N, ...] for each StateSpec, in their order.
+using MixerState = std::vector<at::Tensor>;
+
+// The tensors of a ParameterTable in the type in which they are computed with, and what mixers derive from them for decoding.
+struct Weights {
+  std::vector<at::Tensor> tensors;               // by ParameterId
+  std::vector<std::vector<at::Tensor>> derived;  // by layer: Mixer::derive; empty where no step will be taken
+
+  const at::Tensor& operator[](ParameterId id) const { return tensors[id]; }
+};
+
+struct MixerOutput {
+  at::Tensor y;  // [B, T, D]
+  MixerState final_state;
+};
+
+class Mixer {
+ public:
+  virtual ~Mixer() = default;
+
+  virtual const std::vector<StateSpec>& state() const = 0;
+
+  // x [B, T, D], or packed sequences [1, T, D] with cu_seqlens. `initial` absent: empty memory. It is never changed. Differentiable in the
+  // weights, x and the initial state.
+  virtual MixerOutput forward(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens,
+                              const MixerState* initial) const = 0;
+
+  // Tensors that step needs and that depend on the weights alone.
+  virtual std::vector<at::Tensor> derive(const Weights&) const { return {}; }
+
+  // One token for each of B sequences, x [B, D], `state` updated in place; no autograd.
+  virtual at::Tensor step(const Weights& w, const std::vector<at::Tensor>& derived, const at::Tensor& x, MixerState& state) const = 0;
+
+  // Operations of the recurrence itself for one token, at training; projections are counted from the table of parameters.
+  virtual double flops_per_token() const = 0;
+};
+
+}  // namespace cyfa

@@ -1,0 +1,60 @@
+#include "cyfa/mixers/parameters.h"
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+
+namespace cyfa {
+
+int64_t ParameterSpec::numel() const { return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()); }
+
+ParameterId ParameterTable::add(ParameterSpec spec) {
+  const bool taken = std::any_of(specs_.begin(), specs_.end(), [&](const ParameterSpec& s) { return s.name == spec.name; });
+  if (taken) throw std::logic_error("parameter " + spec.name + " is declared twice");
+  specs_.push_back(std::move(spec));
+  return specs_.size() - 1;
+}
+
+int64_t ParameterTable::numel() const {
+  return std::accumulate(specs_.begin(), specs_.end(), int64_t{0}, [](int64_t sum, const ParameterSpec& s) { return sum + s.numel(); });
+}
+
+ParameterId ParameterScope::matrix(const std::string& name, std::vector<int64_t> shape, Init init) const {
+  return table_.add({prefix_ + name, std::move(shape), init, Role::kMatrix, true});
+}
+
+ParameterId ParameterScope::other(const std::string& name, std::vector<int64_t> shape, Init init, bool weight_decay) const {
+  return table_.add({prefix_ + name, std::move(shape), init, Role::kOther, weight_decay});
+}
+
+void initialise(const Init& init, at::Tensor& parameter, at::Generator generator) {
+  const at::NoGradGuard no_grad;
+  // Drawn in fp32 on the CPU, so that a seed gives the same model on every device and in every type.
+  const at::Tensor values = at::empty(parameter.sizes(), at::kFloat);
+  switch (init.kind) {
+    case Init::Kind::kNormal:
+      values.normal_(0, init.value, generator);
+      break;
+    case Init::Kind::kZeros:
+      values.zero_();
+      break;
+    case Init::Kind::kOnes:
+      values.fill_(1);
+      break;
+    case Init::Kind::kIdentity:
+      values.copy_(at::eye(values.size(-1)).expand_as(values));
+      break;
+    case Init::Kind::kLogUniform:
+      values.uniform_(0, init.value, generator).clamp_min_(1e-7).log_();
+      break;
+    case Init::Kind::kTimeStep: {
+      const double low = std::log(0.001), high = std::log(0.1);
+      values.uniform_(low, high, generator).exp_().clamp_min_(1e-4);
+      values.add_(at::log(-at::expm1(-values)));
+      break;
+    }
+  }
+  parameter.copy_(values);
+}
+
+}  // namespace cyfa

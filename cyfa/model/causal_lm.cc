@@ -1,0 +1,173 @@
+#include "cyfa/model/causal_lm.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include "cyfa/ops/check.h"
+#include "cyfa/ops/dense.h"
+
+namespace cyfa {
+namespace {
+
+constexpr const char* kOp = "model";
+
+at::ScalarType at_least_float(at::ScalarType type) { return at::promote_types(type, at::kFloat); }
+
+}  // namespace
+
+CausalLM::CausalLM(ModelConfig config) : config_(std::move(config)) {
+  const BackboneNames& names = config_.kind->names;
+  const BackboneShape& shape = config_.backbone;
+  const int64_t D = shape.hidden_size, F = config_.intermediate_size;
+  const Init normal = Init::normal(shape.initializer_range);
+  const ParameterScope top(table_, "");
+  const ParameterScope root = top.sub(names.root);
+  embeddings_ = root.matrix(names.embeddings + ".weight", {config_.vocab_size, D}, normal);
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    const ParameterScope scope = root.sub(names.layers).sub(std::to_string(i));
+    Layer layer;
+    layer.mixer_norm = scope.other(names.mixer_norm + ".weight", {D}, Init::ones());
+    layer.mixer = config_.mixer(scope.sub(names.mixer), i);
+    layer.mlp_norm = scope.other(names.mlp_norm + ".weight", {D}, Init::ones());
+    const ParameterScope mlp = scope.sub(names.mlp);
+    layer.gate = mlp.matrix("gate_proj.weight", {F, D}, normal);
+    layer.up = mlp.matrix("up_proj.weight", {F, D}, normal);
+    layer.down = mlp.matrix("down_proj.weight", {D, F}, normal);
+    layers_.push_back(std::move(layer));
+  }
+  norm_ = root.other(names.norm + ".weight", {D}, Init::ones());
+  if (!config_.tied_head) head_ = top.matrix(names.head + ".weight", {config_.vocab_size, D}, normal);
+  parameters_.resize(table_.specs().size());
+}
+
+void CausalLM::initialise(uint64_t seed, at::ScalarType dtype, at::Device device) {
+  const at::Generator generator = at::detail::createCPUGenerator(seed);
+  for (size_t id = 0; id < parameters_.size(); ++id) {
+    const ParameterSpec& spec = table_.specs()[id];
+    parameters_[id] = at::empty(spec.shape, at::TensorOptions(dtype).device(device));
+    cyfa::initialise(spec.init, parameters_[id], generator);
+  }
+}
+
+Weights CausalLM::weights(std::optional<at::ScalarType> compute) const {
+  Weights w;
+  w.tensors.reserve(parameters_.size());
+  for (size_t id = 0; id < parameters_.size(); ++id) {
+    const at::Tensor& p = parameters_[id];
+    const bool matrix = table_.specs()[id].role == Role::kMatrix;
+    w.tensors.push_back(p.to(matrix ? compute.value_or(p.scalar_type()) : at_least_float(p.scalar_type())));
+  }
+  return w;
+}
+
+Weights CausalLM::step_weights(std::optional<at::ScalarType> compute) const {
+  const at::NoGradGuard no_grad;
+  Weights w = weights(compute);
+  for (const Layer& layer : layers_) w.derived.push_back(layer.mixer->derive(w));
+  return w;
+}
+
+ModelState CausalLM::initial_state(int64_t sequences) const {
+  ModelState state;
+  for (const Layer& layer : layers_) {
+    MixerState tensors;
+    for (const StateSpec& spec : layer.mixer->state()) {
+      std::vector<int64_t> shape = {sequences};
+      shape.insert(shape.end(), spec.shape.begin(), spec.shape.end());
+      tensors.push_back(at::zeros(shape, at::TensorOptions(spec.dtype).device(device())));
+    }
+    state.layers.push_back(std::move(tensors));
+  }
+  return state;
+}
+
+at::Tensor CausalLM::embed(const Weights& w, const at::Tensor& ids) const {
+  if (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt) ops::check::fail(kOp, std::string("ids have type ") + c10::toString(ids.scalar_type()) + ", wanted Long or Int");
+  if (ids.is_cpu() && ids.numel() > 0) {  // on a GPU the lookup itself stops at such an id
+    const auto low = ids.min().item<int64_t>(), high = ids.max().item<int64_t>();
+    if (low < 0 || high >= config_.vocab_size) {
+      ops::check::fail(kOp, "ids hold " + std::to_string(low < 0 ? low : high) + ", wanted 0 .. vocab_size - 1 = " + std::to_string(config_.vocab_size - 1));
+    }
+  }
+  const at::Tensor& table = w[embeddings_];
+  // As in the models' origin, the embedding of the padding token is never trained, wherever the token stands.
+  return at::embedding(table, ids.to(table.device()), config_.pad.value_or(-1)).to(ops::activation_type(table.scalar_type(), table.device()));
+}
+
+LmOutput CausalLM::forward(const Weights& w, const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens, const ModelState* initial) const {
+  ops::check::shape(kOp, "ids", ids, {{"B", -1}, {"T", -1}});
+  if (initial != nullptr && initial->layers.size() != layers_.size()) {
+    ops::check::fail(kOp, "the initial state has " + std::to_string(initial->layers.size()) + " layers, wanted " + std::to_string(layers_.size()));
+  }
+  const double eps = config_.backbone.norm_eps;
+  LmOutput out;
+  at::Tensor x = embed(w, ids);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& layer = layers_[i];
+    MixerOutput mixed = layer.mixer->forward(w, ops::rms_norm(x, w[layer.mixer_norm], eps), cu_seqlens, initial == nullptr ? nullptr : &initial->layers[i]);
+    x = x + mixed.y;
+    const at::Tensor normed = ops::rms_norm(x, w[layer.mlp_norm], eps);
+    x = x + ops::linear(ops::swiglu(ops::linear(normed, w[layer.gate]), ops::linear(normed, w[layer.up])), w[layer.down]);
+    out.final_state.layers.push_back(std::move(mixed.final_state));
+  }
+  out.hidden = x;
+  return out;
+}
+
+at::Tensor CausalLM::head(const Weights& w, const at::Tensor& hidden) const {
+  return ops::linear(ops::rms_norm(hidden, w[norm_], config_.backbone.norm_eps), w[head_weight()]);
+}
+
+at::Tensor CausalLM::head_step(const Weights& w, const at::Tensor& hidden) const {
+  return ops::linear_step(ops::rms_norm(hidden, w[norm_], config_.backbone.norm_eps), w[head_weight()]).to(at::kFloat);
+}
+
+at::Tensor CausalLM::step(const Weights& w, const at::Tensor& ids, ModelState& state) const {
+  const at::NoGradGuard no_grad;
+  ops::check::shape(kOp, "ids", ids, {{"B", state.sequences()}});
+  const double eps = config_.backbone.norm_eps;
+  at::Tensor x = embed(w, ids);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& layer = layers_[i];
+    x = x + layer.mixer->step(w, w.derived.at(i), ops::rms_norm(x, w[layer.mixer_norm], eps), state.layers[i]);
+    const at::Tensor normed = ops::rms_norm(x, w[layer.mlp_norm], eps);
+    const std::vector<at::Tensor> wide = ops::linear_steps(normed, {{w[layer.gate], {}}, {w[layer.up], {}}});
+    x = x + ops::linear_step(ops::swiglu(wide[0], wide[1]), w[layer.down]);
+  }
+  return head_step(w, x);
+}
+
+at::Tensor CausalLM::next_token_loss(const Weights& w, const at::Tensor& ids) const {
+  if (ids.dim() != 2 || ids.size(1) < 2) ops::check::fail(kOp, "ids have no next token to predict: wanted [B, T] with T of at least 2");
+  const at::Tensor logits = head(w, forward(w, ids).hidden).narrow(1, 0, ids.size(1) - 1);
+  const at::Tensor targets = ids.narrow(1, 1, ids.size(1) - 1).to(at::kLong).to(logits.device());
+  return at::cross_entropy_loss(logits.flatten(0, 1).to(at_least_float(logits.scalar_type())), targets.flatten());
+}
+
+int64_t CausalLM::memory_scalars() const {
+  int64_t sum = 0;
+  for (const StateSpec& spec : layers_.front().mixer->state()) {
+    if (spec.memory) sum += c10::multiply_integers(spec.shape);
+  }
+  return sum;
+}
+
+int64_t CausalLM::state_bytes() const {
+  int64_t sum = 0;
+  for (const Layer& layer : layers_) {
+    for (const StateSpec& spec : layer.mixer->state()) sum += c10::multiply_integers(spec.shape) * static_cast<int64_t>(c10::elementSize(spec.dtype));
+  }
+  return sum;
+}
+
+double CausalLM::forward_flops_per_token() const {
+  double products = 0;
+  for (size_t id = 0; id < table_.specs().size(); ++id) {
+    const bool looked_up = id == embeddings_ && !config_.tied_head;
+    if (table_.specs()[id].role == Role::kMatrix && !looked_up) products += static_cast<double>(table_.specs()[id].numel());
+  }
+  double recurrence = 0;
+  for (const Layer& layer : layers_) recurrence += layer.mixer->flops_per_token();
+  return 2 * products + recurrence;
+}
+
+}  // namespace cyfa

@@ -1,0 +1,76 @@
+#include "cyfa/model/config.h"
+
+#include "cyfa/io/file_error.h"
+#include "cyfa/io/mapped_file.h"
+
+namespace cyfa {
+namespace {
+
+// Far above any real config; a parser need not meet more.
+constexpr size_t kMostBytes = 1 << 20;
+constexpr int64_t kMost = 1 << 24;
+
+// int(hidden * ratio * 2 / 3), up to a multiple of 256.
+int64_t default_intermediate(int64_t hidden, double ratio) {
+  const auto exact = static_cast<int64_t>(static_cast<double>(hidden) * ratio * 2 / 3);
+  return (exact + 255) / 256 * 256;
+}
+
+std::vector<int64_t> token_list(const Json& json, const char* key, ConfigReader& reader, int64_t most) {
+  reader.bookkeeping({key});
+  const auto found = json.find(key);
+  std::vector<int64_t> ids;
+  if (found == json.end() || found->is_null()) return ids;
+  const Json list = found->is_array() ? *found : Json::array({*found});
+  for (const Json& id : list) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > most) reader.fail(key, "a token, or a list of tokens, below vocab_size");
+    ids.push_back(id.get<int64_t>());
+  }
+  return ids;
+}
+
+}  // namespace
+
+ModelConfig ModelConfig::parse(const Json& json) {
+  ConfigReader reader(json);
+  ModelConfig c;
+  c.json = json;
+  const auto type = json.find("model_type");
+  reader.bookkeeping({"model_type"});
+  if (type == json.end() || !type->is_string()) reader.fail("model_type", "the name of an architecture, such as " + mixer_kinds().front().model_type);
+  c.kind = &mixer_kind(type->get<std::string>());
+  c.backbone.hidden_size = reader.integer("hidden_size", 2048, 1, kMost);
+  c.backbone.layers = reader.integer("num_hidden_layers", 24, 1, 4096);
+  c.backbone.norm_eps = reader.number("norm_eps", 1e-6, 0, 1);
+  c.backbone.initializer_range = reader.number("initializer_range", 0.02, 0, 100);
+  c.vocab_size = reader.integer("vocab_size", 32000, 1, kMost);
+  const double ratio = reader.number("hidden_ratio", 4, 0, 1024);
+  c.intermediate_size = reader.integer("intermediate_size", default_intermediate(c.backbone.hidden_size, ratio), 1, kMost);
+  reader.word("hidden_act", "swish", {"swish", "silu"});
+  c.tied_head = reader.flag("tie_word_embeddings", false);
+  c.max_position_embeddings = reader.integer("max_position_embeddings", 2048, 1, int64_t{1} << 40);
+  c.bos = reader.integer_or_null("bos_token_id", 0, c.vocab_size - 1);
+  c.pad = reader.integer_or_null("pad_token_id", 0, c.vocab_size - 1);
+  c.eos = token_list(json, "eos_token_id", reader, c.vocab_size - 1);
+  c.mixer = c.kind->read(reader, c.backbone);
+  reader.bookkeeping({"architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache", "fuse_norm", "fuse_swiglu",
+                      "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp", "name_or_path", "_name_or_path", "tokenizer"});
+  reader.finish();
+  return c;
+}
+
+ModelConfig ModelConfig::read(const std::filesystem::path& path) {
+  const io::MappedFile file(path);
+  const auto bytes = file.bytes();
+  if (bytes.size() > kMostBytes) throw io::FileError(path, "has " + std::to_string(bytes.size()) + " bytes; a config has at most 1 MiB");
+  const auto* text = reinterpret_cast<const char*>(bytes.data());
+  try {
+    return parse(Json::parse(text, text + bytes.size()));
+  } catch (const ConfigError& e) {
+    throw io::FileError(path, e.what());
+  } catch (const Json::exception& e) {
+    throw io::FileError(path, std::string("is not JSON: ") + e.what());
+  }
+}
+
+}  // namespace cyfa
