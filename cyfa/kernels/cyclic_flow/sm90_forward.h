@@ -41,6 +41,7 @@ struct Sm90ForwardParams {
   float* final_v = nullptr;
   double* final_clock = nullptr;
   void* workspace = nullptr;               // sm90_forward_workspace bytes, kept for backward
+  int32_t longest = 0;                     // tiles of the longest sequence, which saves workspace; 0: not known
 };
 
 int64_t sm90_forward_workspace(const Sm90ForwardParams& p);

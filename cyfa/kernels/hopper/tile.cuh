@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 
@@ -40,6 +41,16 @@ __device__ __forceinline__ uint64_t along_columns(uint32_t tile, int tile_rows, 
 __device__ __forceinline__ uint64_t along_rows(uint32_t tile, int tile_rows, int row, int column) {
   const uint32_t address = tile + (column >> 6) * tile_rows * kRowBytes + row * kRowBytes;
   return descriptor(address, tile_rows * kRowBytes, 1024);
+}
+
+// The same for tiles of 128 rows at a constant distance of `offset` bytes from a place in shared memory, given as its address / 16: one addition.
+__device__ __forceinline__ uint64_t along_columns_128(uint32_t place, int offset, int column) {
+  const int at = offset + (column >> 6) * 128 * kRowBytes + (column & 63) * 2;
+  return static_cast<uint64_t>(1U << 30 | 1024 >> 4) << 32 | (place + (at >> 4 | 16 >> 4 << 16));
+}
+__device__ __forceinline__ uint64_t along_rows_128(uint32_t place, int offset, int row) {
+  const int at = offset + row * kRowBytes;
+  return static_cast<uint64_t>(1U << 30 | 1024 >> 4) << 32 | (place + (at >> 4 | 128 * kRowBytes >> 4 << 16));
 }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -83,6 +94,20 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
 __device__ __forceinline__ uint32_t pack(float low, float high) {
   const __nv_bfloat162 x = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(x);
+}
+
+// To IEEE half precision; what is too large becomes the largest.
+__device__ __forceinline__ uint32_t pack_half(float low, float high) {
+  uint32_t x;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}
+
+__device__ __forceinline__ float2 unpack(uint32_t x) { return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xFFFF0000U)); }
+
+// Four 8 x 8 blocks of bf16 whose rows lie at the addresses that lanes 8 b .. 8 b + 7 give, as the registers of wgmma's a.
+__device__ __forceinline__ void load_blocks(uint32_t (&a)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address) : "memory");
 }
 
 }  // namespace cyfa::hopper

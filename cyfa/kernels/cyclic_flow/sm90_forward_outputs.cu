@@ -1,0 +1,539 @@
+// Stages 1 to 5 of docs/operator.md on Hopper, tile by tile with no dependence between blocks. A block stays with one head and takes every so-manieth
+// tile. Its first warpgroup feeds: one thread asks for copies, three warps make the write vectors and the decay factors. The other two own 64
+// tokens of the tile each. Overwrites o.
+//
+// Shared memory, 227 KB:
+//   ring    10 panels of [128 rows, 64 columns]; a tile takes 20, each place twice: q, k, key state for each quarter of the columns (12 panels),
+//           then the value state (4), then v (4). What the next tile needs is on its way while this one reads out.
+//   table   the readout table of the head in half precision, there throughout
+//   writes  the tile's write vectors, and per token its gate, clock and decay factors
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "cyfa/kernels/cyclic_flow/sm90_parts.cuh"
+#include "cyfa/kernels/hopper/tma.cuh"
+
+namespace cyfa::cyclic_flow {
+namespace {
+
+using namespace hopper;
+
+constexpr int kThreads = 384;
+constexpr int kFeeders = 96;        // threads that make write vectors
+constexpr int kConsumerWarps = 8;
+constexpr int kPanels = kD / kPanelColumns;
+constexpr int kPanelBytes = kC * kRowBytes;
+constexpr int kPlaces = 10;
+constexpr int kItems = 5 * kPanels;
+static_assert(kItems == 2 * kPlaces, "a barrier's parity is known from the item");
+constexpr int kBlock = 16;          // tokens whose decay factors have one origin
+constexpr float kScoreUnit = 64.0F;  // scores are divided by it before they become half precision, which ends at 65,504
+
+struct OutputsParams {
+  Sm90ForwardParams p;
+  CUtensorMap q, k, v, states, table;
+};
+
+struct Tokens {
+  float2 gate[kC];
+  uint32_t turn[kC];
+  float fade[kC];  // decay to the end of the token's block of kBlock
+  float rate[kC];  // of keys
+  int64_t token;   // the tile's first
+  int tokens;
+};
+
+struct Shared {
+  char ring[kPlaces * kPanelBytes];
+  char table[kM * kM * 2];
+  char writes[kC * kM * 2];
+  Tokens tokens;
+  uint64_t full[kPlaces];
+  uint64_t empty[kPlaces];
+  uint64_t tokens_full, tokens_empty, table_full;
+};
+static_assert(sizeof(Shared) <= 227 * 1024);
+constexpr int kTable = offsetof(Shared, table);
+constexpr int kWrites = offsetof(Shared, writes);
+
+__device__ __forceinline__ char* place_of(Shared& s, int item) { return s.ring + item % kPlaces * kPanelBytes; }
+__device__ __forceinline__ void wait_for(Shared& s, int item) { barrier_wait(&s.full[item % kPlaces], item / kPlaces); }
+__device__ __forceinline__ void release(Shared& s, int item) {
+  if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[item % kPlaces]);
+}
+
+// All copies of the block's tiles, in the order in which they are used.
+__device__ __forceinline__ void feed_copies(const OutputsParams& params, Shared& s, int h, int first, int step) {
+  const Sm90ForwardParams& p = params.p;
+  barrier_expect(&s.table_full, kM * kM * 2);
+  for (int panel = 0; panel < kM / kPanelColumns; ++panel) {
+    copy_box(shared_address(s.table + panel * kPanelBytes), &params.table, panel * kPanelColumns, h * kM, &s.table_full);
+  }
+  for (int t = first; t < p.tiles; t += step) {
+    const int token = static_cast<int>(p.tile[t].token);
+    const int state = (t * p.H + h) * 2 * kM;
+    for (int item = 0; item < kItems; ++item) {
+      const bool keys = item < 3 * kPanels;
+      const int panel = keys ? item / 3 : item % kPanels;
+      const int kind = keys ? item % 3 : item < 4 * kPanels ? 3 : 4;
+      const CUtensorMap* map = kind == 0 ? &params.q : kind == 1 ? &params.k : kind == 4 ? &params.v : &params.states;
+      const bool is_state = kind == 2 || kind == 3;
+      barrier_wait(&s.empty[item % kPlaces], 1 - item / kPlaces);
+      barrier_expect(&s.full[item % kPlaces], kPanelBytes);
+      copy_box(shared_address(place_of(s, item)), map, (is_state ? 0 : h * kD) + panel * kPanelColumns, is_state ? state + (kind - 2) * kM : token,
+               &s.full[item % kPlaces]);
+    }
+  }
+}
+
+// Write vectors and factors of every tile. A warp takes pairs of rows; a lane holds what belongs to one pair of tokens, half of them at most.
+__device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Workspace& w, Shared& s, int h, int first, int step) {
+  constexpr int kWarps = kFeeders / 32;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32 - 1;
+  const int row = 2 * (warp + kWarps * lane);
+  int parity = 1;
+  for (int t = first; t < p.tiles; t += step, parity ^= 1) {
+    const Tile tile = p.tile[t];
+    const int64_t base = h * p.T + tile.token;
+    uint32_t turn[2] = {0, 0};
+    float beta[2] = {0.0F, 0.0F};
+    float rate[2] = {0.0F, 0.0F};
+    float2 gate[2];
+    float fade[2];
+    if (row < kC) {
+      const float2 end = w.gate[base + min(row / kBlock * kBlock + kBlock, tile.tokens) - 1];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        gate[i] = end;
+        if (row + i < tile.tokens) {
+          turn[i] = w.turn[base + row + i];
+          beta[i] = p.beta[(tile.token + row + i) * p.H + h];
+          rate[i] = w.rate[base + row + i];
+          gate[i] = w.gate[base + row + i];
+        } else if (row >= tile.tokens) {
+          gate[i] = w.gate[base + tile.tokens - 1];
+        }
+        fade[i] = row < tile.tokens ? gate_between(end, gate[i]) : 1.0F;
+      }
+    }
+    barrier_wait(&s.tokens_empty, parity);
+    if (row < kC) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        s.tokens.gate[row + i] = gate[i];
+        s.tokens.turn[row + i] = turn[i];
+        s.tokens.fade[row + i] = fade[i];
+        s.tokens.rate[row + i] = rate[i];
+      }
+    }
+    if (threadIdx.x == 32) {
+      s.tokens.token = tile.token;
+      s.tokens.tokens = tile.tokens;
+    }
+    const int piece = lane % 16;
+#pragma unroll 1
+    for (int i = 0; warp + kWarps * i < kC / 2; ++i) {
+      const uint32_t turn0 = __shfl_sync(0xFFFFFFFF, turn[0], i);
+      const uint32_t turn1 = __shfl_sync(0xFFFFFFFF, turn[1], i);
+      const float beta0 = __shfl_sync(0xFFFFFFFF, beta[0], i);
+      const float beta1 = __shfl_sync(0xFFFFFFFF, beta[1], i);
+      const int to = 2 * (warp + kWarps * i) + lane / 16;
+      *reinterpret_cast<uint4*>(s.writes + piece_offset(kC, to, piece)) = write_piece(lane < 16 ? turn0 : turn1, lane < 16 ? beta0 : beta1, piece);
+    }
+    fence_async_proxy();
+    barrier_arrive(&s.tokens_full);
+  }
+}
+
+// Decay, causal mask and factors of the rows for a 64 x 128 block of products between tokens, packed as the next product's a. Rows
+// strip .. strip + 15 are the warp's. With keys, their rates too. Left of the strip the decay from token j to row i is taken apart at the end of j's block
+// and at the strip's first row: three factors, none of more than one.
+template <bool kKeys>
+__device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, float factor0, float factor8, const Tokens& s, uint32_t (&a)[8][4]) {
+  const int q = threadIdx.x % 4;
+  const int row = strip + threadIdx.x % 32 / 4;
+  const float2 gate0 = s.gate[row];
+  const float2 gate8 = s.gate[row + 8];
+  const float2 origin = s.gate[strip];
+  const float row0 = factor0 * gate_between(gate0, origin);
+  const float row8 = factor8 * gate_between(gate8, origin);
+  float own[8];  // the strip's own block; which it is the compiler cannot know
+#pragma unroll
+  for (int b = 0; b < 8; ++b) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[b][i] = 0;
+    if (kBlock * b < strip) {
+      const float between = gate_between(origin, s.gate[kBlock * b + kBlock - 1]);
+      const float e0 = row0 * between;
+      const float e8 = row8 * between;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const int t = kBlock * b + 8 * n + 2 * q;
+        float2 c = *reinterpret_cast<const float2*>(&s.fade[t]);
+        if (kKeys) {
+          const float2 rate = *reinterpret_cast<const float2*>(&s.rate[t]);
+          c = make_float2(c.x * rate.x, c.y * rate.y);
+        }
+        const float* x = d + 8 * b + 4 * n;
+        a[b][2 * n] = pack(x[0] * (e0 * c.x), x[1] * (e0 * c.y));
+        a[b][2 * n + 1] = pack(x[2] * (e8 * c.x), x[3] * (e8 * c.y));
+      }
+    }
+    if (kBlock * b == strip) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) own[i] = d[8 * b + i];
+    }
+  }
+  uint32_t packed[4];
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int t = strip + 8 * n + 2 * q;
+    const float2 from0 = s.gate[t];
+    const float2 from1 = s.gate[t + 1];
+    float2 rate = make_float2(1.0F, 1.0F);
+    if (kKeys) rate = *reinterpret_cast<const float2*>(&s.rate[t]);
+    const float* x = own + 4 * n;
+    const float x00 = t <= row ? x[0] * factor0 * rate.x * gate_between(gate0, from0) : 0.0F;
+    const float x01 = t + 1 <= row ? x[1] * factor0 * rate.y * gate_between(gate0, from1) : 0.0F;
+    const float x80 = t <= row + 8 ? x[2] * factor8 * rate.x * gate_between(gate8, from0) : 0.0F;
+    const float x81 = t + 1 <= row + 8 ? x[3] * factor8 * rate.y * gate_between(gate8, from1) : 0.0F;
+    packed[2 * n] = pack(x00, x01);
+    packed[2 * n + 1] = pack(x80, x81);
+  }
+#pragma unroll
+  for (int b = 0; b < 8; ++b) {
+    if (kBlock * b == strip) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[b][i] = packed[i];
+    }
+  }
+}
+
+// The cosine and sine of frequency j at a clock.
+__device__ __forceinline__ float2 rotation(uint32_t turn, uint32_t j) {
+  float sine, cosine;
+  __sincosf(static_cast<float>(static_cast<int32_t>(turn * j)) * kRadians, &sine, &cosine);
+  return make_float2(cosine, sine);
+}
+
+// U(clock) of the rows of a 64 x 128 accumulator, packed in half precision as the next product's a.
+__device__ __forceinline__ void rotate_and_pack(const float (&d)[64], uint32_t turn0, uint32_t turn8, uint32_t (&a)[8][4]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float2 z0 = rotation(turn0, 4 * i + threadIdx.x % 4);
+    const float2 z8 = rotation(turn8, 4 * i + threadIdx.x % 4);
+    const float* x = d + 4 * i;
+    a[i / 2][i % 2 * 2] = pack_half(x[0] * z0.x - x[1] * z0.y, x[0] * z0.y + x[1] * z0.x);
+    a[i / 2][i % 2 * 2 + 1] = pack_half(x[2] * z8.x - x[3] * z8.y, x[2] * z8.y + x[3] * z8.x);
+  }
+}
+
+// U(-clock) of the rows times a factor each, packed as the next product's a; `started` the same with the decay from the tile's start.
+__device__ __forceinline__ void unrotate_and_pack(const float (&d)[64], uint32_t turn0, uint32_t turn8, float factor0, float factor8, float start0, float start8,
+                                                  uint32_t (&a)[8][4], uint32_t (&started)[8][4]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    float2 z0 = rotation(turn0, 4 * i + threadIdx.x % 4);
+    float2 z8 = rotation(turn8, 4 * i + threadIdx.x % 4);
+    z0 = make_float2(z0.x * factor0, z0.y * factor0);
+    z8 = make_float2(z8.x * factor8, z8.y * factor8);
+    const float* x = d + 4 * i;
+    const float2 u0 = make_float2(x[0] * z0.x + x[1] * z0.y, x[1] * z0.x - x[0] * z0.y);
+    const float2 u8 = make_float2(x[2] * z8.x + x[3] * z8.y, x[3] * z8.x - x[2] * z8.y);
+    a[i / 2][i % 2 * 2] = pack(u0.x, u0.y);
+    a[i / 2][i % 2 * 2 + 1] = pack(u8.x, u8.y);
+    started[i / 2][i % 2 * 2] = pack(u0.x * start0, u0.y * start0);
+    started[i / 2][i % 2 * 2 + 1] = pack(u8.x * start8, u8.y * start8);
+  }
+}
+
+__device__ __forceinline__ void scale_rows(float (&d)[64], float factor0, float factor8) {
+#pragma unroll
+  for (int i = 0; i < 64; i += 4) {
+    d[i] *= factor0;
+    d[i + 1] *= factor0;
+    d[i + 2] *= factor8;
+    d[i + 3] *= factor8;
+  }
+}
+
+// exp(unit * (logit - the row's largest)), the last slot left out, packed in half precision; the sums of the rows.
+__device__ __forceinline__ void softmax_and_pack(float (&d)[64], float unit, float& sum0, float& sum8, uint32_t (&a)[8][4]) {
+  if (threadIdx.x % 4 == 3) d[61] = d[63] = -INFINITY;  // slot m does not exist
+  float top0 = -INFINITY;
+  float top8 = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < 64; i += 4) {
+    top0 = fmaxf(top0, fmaxf(d[i], d[i + 1]));
+    top8 = fmaxf(top8, fmaxf(d[i + 2], d[i + 3]));
+  }
+#pragma unroll
+  for (int lanes = 1; lanes < 4; lanes *= 2) {
+    top0 = fmaxf(top0, __shfl_xor_sync(0xFFFFFFFF, top0, lanes));
+    top8 = fmaxf(top8, __shfl_xor_sync(0xFFFFFFFF, top8, lanes));
+  }
+  constexpr float kLog2E = 1.4426950408889634F;
+  const float rate = unit * kLog2E;
+  const float shift0 = -top0 * rate;
+  const float shift8 = -top8 * rate;
+  sum0 = 0.0F;
+  sum8 = 0.0F;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float x0 = exp2_fast(fmaf(d[4 * i], rate, shift0));
+    const float x1 = exp2_fast(fmaf(d[4 * i + 1], rate, shift0));
+    const float y0 = exp2_fast(fmaf(d[4 * i + 2], rate, shift8));
+    const float y1 = exp2_fast(fmaf(d[4 * i + 3], rate, shift8));
+    sum0 += x0 + x1;
+    sum8 += y0 + y1;
+    a[i / 2][i % 2 * 2] = pack_half(x0, x1);
+    a[i / 2][i % 2 * 2 + 1] = pack_half(y0, y1);
+  }
+#pragma unroll
+  for (int lanes = 1; lanes < 4; lanes *= 2) {
+    sum0 += __shfl_xor_sync(0xFFFFFFFF, sum0, lanes);
+    sum8 += __shfl_xor_sync(0xFFFFFFFF, sum8, lanes);
+  }
+}
+
+// One half of a tile: the 64 tokens of which the warp's are strip .. strip + 15. The code is one run of some 3,000 instructions for both halves and rolled
+// where it can be: twice as long, it waited for instructions a third of the time.
+__device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, const Workspace& w, Shared& s, int strip, int h, int parity, float unit) {
+  const int lane = threadIdx.x % 32;
+  const int row = strip + lane / 4;  // and row + 8
+  uint32_t base = shared_address(&s) >> 4;
+  asm volatile("" : "+r"(base));  // else the operands' descriptors are kept from tile to tile, and registers run out
+  const auto place = [](int item) { return item % kPlaces * kPanelBytes; };
+  uint32_t a[8][4];
+  float pairs[64] = {};
+  float scores[64] = {};
+
+  // Stages 1 and 2, a quarter of the columns at a time. q's norm weight, and k's for the product with keys, go on q here; the rates go on the products.
+  float rate0, rate8;
+  {
+    float squares0 = 0.0F;
+    float squares8 = 0.0F;
+    const int q_row = strip + lane % 16;
+    const float4* weights = reinterpret_cast<const float4*>(w.weight) + lane % 4;
+    uint32_t crossed[4][4];  // q times both weights: meets the keys as they came
+    uint32_t plain[4][4];    // q times its own: meets the key state
+    // The product with keys is under way while the state's q is made; that none is from one panel to the next keeps the loop in registers.
+#pragma unroll 1
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const int item = 3 * panel;
+      const uint32_t at_q = (base << 4) + place(item) + q_row * kRowBytes;
+      const uint32_t at_k = base + (place(item + 1) >> 4);
+      const uint32_t at_s = base + (place(item + 2) >> 4);
+      const auto load_q = [&](int kk, uint32_t (&x)[4]) { load_blocks(x, at_q + (((2 * kk + lane / 16) ^ (q_row & 7)) << 4)); };
+      const auto weight_of = [&](int kk, int i) { return weights[panel * (kPanelColumns / 2) + 8 * kk + 4 * (i / 2)]; };
+      wait_for(s, item);
+#pragma unroll
+      for (int kk = 0; kk < 4; ++kk) {
+        uint32_t x[4];
+        load_q(kk, x);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float4 weight = weight_of(kk, i);
+          const float2 f = unpack(x[i]);
+          float& squares = i % 2 == 0 ? squares0 : squares8;
+          squares = fmaf(f.x, f.x, fmaf(f.y, f.y, squares));
+          crossed[kk][i] = pack(f.x * weight.y, f.y * weight.w);
+        }
+      }
+      wait_for(s, item + 1);
+      settle(crossed);
+      wgmma_fence();
+#pragma unroll
+      for (int kk = 0; kk < 4; ++kk) wgmma<0>(pairs, crossed[kk], along_columns_128(at_k, 0, 16 * kk), 1);
+      wgmma_commit();
+#pragma unroll
+      for (int kk = 0; kk < 4; ++kk) {
+        uint32_t x[4];
+        load_q(kk, x);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float4 weight = weight_of(kk, i);
+          const float2 f = unpack(x[i]);
+          plain[kk][i] = pack(f.x * weight.x, f.y * weight.z);
+        }
+      }
+      __syncwarp();
+      release(s, item);
+      wait_for(s, item + 2);
+      settle(plain);
+      wgmma_fence();
+#pragma unroll
+      for (int kk = 0; kk < 4; ++kk) wgmma<0>(scores, plain[kk], along_columns_128(at_s, 0, 16 * kk), 1);
+      wgmma_commit();
+      wgmma_wait<0>();
+      release(s, item + 1);
+      release(s, item + 2);
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+      squares0 += __shfl_xor_sync(0xFFFFFFFF, squares0, lanes);
+      squares8 += __shfl_xor_sync(0xFFFFFFFF, squares8, lanes);
+    }
+    const bool norm = p.q_norm_weight != nullptr;
+    rate0 = p.scale / kScoreUnit * (norm ? rsqrtf(squares0 / kD + p.norm_eps) : 1.0F);
+    rate8 = p.scale / kScoreUnit * (norm ? rsqrtf(squares8 / kD + p.norm_eps) : 1.0F);
+  }
+  barrier_wait(&s.tokens_full, parity);
+  decay_and_pack<true>(pairs, strip, rate0, rate8, s.tokens, a);
+  // Decay from the tile's start; asked for where it is used, since registers are short.
+  const auto start = [&](int r) { return exp_fast(s.tokens.gate[r].x); };
+  scale_rows(scores, rate0 * start(row), rate8 * start(row + 8));
+  settle(scores);
+  settle(a);
+  wgmma_fence();
+#pragma unroll
+  for (int kk = 0; kk < kC / 16; ++kk) wgmma<1>(scores, a[kk], along_rows_128(base, kWrites, 16 * kk), 1);
+  wgmma_commit();
+  wgmma_wait<0>();
+
+  // Stage 3: the readout.
+  float logits[64];
+  float mixed[64];
+  rotate_and_pack(scores, s.tokens.turn[row], s.tokens.turn[row + 8], a);
+  settle(a);
+  wgmma_fence();
+#pragma unroll
+  for (int kk = 0; kk < kM / 16; ++kk) wgmma_half<0>(logits, a[kk], along_columns_128(base, kTable, 16 * kk), kk > 0);
+  wgmma_commit();
+  wgmma_wait<0>();
+  float sum0, sum8;
+  softmax_and_pack(logits, kScoreUnit * unit, sum0, sum8, a);
+  settle(a);
+  wgmma_fence();
+#pragma unroll
+  for (int kk = 0; kk < kM / 16; ++kk) wgmma_half<1>(mixed, a[kk], along_rows_128(base, kTable, 16 * kk), kk > 0);
+  wgmma_commit();
+  wgmma_wait<0>();
+  uint32_t started[8][4];
+  unrotate_and_pack(mixed, s.tokens.turn[row], s.tokens.turn[row + 8], unit / sum0, unit / sum8, start(row), start(row + 8), a, started);
+
+  // Stages 4 and 5: the outputs, 128 columns at a time.
+  constexpr int kState = 3 * kPanels;
+  constexpr int kValues = 4 * kPanels;
+  float o[2][64];
+  float between[64];
+  settle(a);
+  settle(started);
+  wgmma_fence();
+#pragma unroll
+  for (int kk = 0; kk < kM / 16; ++kk) wgmma<0>(between, a[kk], along_columns_128(base, kWrites, 16 * kk), kk > 0);
+  wgmma_commit();
+  wait_for(s, kState);
+  wait_for(s, kState + 1);
+  wgmma_fence();
+#pragma unroll
+  for (int kk = 0; kk < kM / 16; ++kk) wgmma<1>(o[0], started[kk], along_rows_128(base, place(kState), 16 * kk), kk > 0);
+  wgmma_commit();
+  wgmma_wait<1>();
+  decay_and_pack<false>(between, strip, 1.0F, 1.0F, s.tokens, a);
+  settle(a);
+  const int64_t token = s.tokens.token;
+  const int tokens = s.tokens.tokens;
+  __syncwarp();
+  if (lane == 0) barrier_arrive(&s.tokens_empty);
+  wait_for(s, kState + 2);
+  wait_for(s, kState + 3);
+  wgmma_fence();
+#pragma unroll
+  for (int kk = 0; kk < kM / 16; ++kk) wgmma<1>(o[1], started[kk], along_rows_128(base, place(kState + 2), 16 * kk), kk > 0);
+  wgmma_commit();
+#pragma unroll
+  for (int i = 0; i < kPanels; ++i) wait_for(s, kValues + i);
+  if (tokens < kC) {
+    // Rows past the tile's end hold another sequence's values; their weights are zero, but zero times infinity is not.
+    for (int i = tokens * (kD / 8) + threadIdx.x % 128; i < kC * (kD / 8); i += 128) {
+      *reinterpret_cast<uint4*>(place_of(s, kValues) + piece_offset(kC, i / (kD / 8), i % (kD / 8))) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async_proxy();
+    named_barrier(threadIdx.x / 128, 128);
+  }
+  wgmma_fence();
+#pragma unroll
+  for (int kk = 0; kk < kC / 16; ++kk) wgmma<1>(o[0], a[kk], along_rows_128(base, place(kValues), 16 * kk), 1);
+  wgmma_commit();
+#pragma unroll
+  for (int kk = 0; kk < kC / 16; ++kk) wgmma<1>(o[1], a[kk], along_rows_128(base, place(kValues + 2), 16 * kk), 1);
+  wgmma_commit();
+  wgmma_wait<1>();
+#pragma unroll
+  for (int i = 0; i < 6; ++i) release(s, kState + i);
+  bf16* to = static_cast<bf16*>(p.o) + ((token + row) * p.H + h) * kD;
+  bf16* to8 = to + 8 * static_cast<int64_t>(p.H) * kD;
+  store_rows(o[0], to, to8, row < tokens, row + 8 < tokens);
+  wgmma_wait<0>();
+  release(s, kValues + 2);
+  release(s, kValues + 3);
+  store_rows(o[1], to + 128, to8 + 128, row < tokens, row + 8 < tokens);
+}
+
+__global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_outputs_sm90(const __grid_constant__ OutputsParams params) {
+  extern __shared__ __align__(1024) char raw[];
+  Shared& s = *reinterpret_cast<Shared*>(raw);
+  const Sm90ForwardParams& p = params.p;
+  const Workspace w = workspace_of(p);
+  const int h = blockIdx.x % p.H;
+  const int first = blockIdx.x / p.H;
+  const int step = gridDim.x / p.H;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kPlaces; ++i) {
+      barrier_init(&s.full[i], 1);
+      barrier_init(&s.empty[i], kConsumerWarps);
+    }
+    barrier_init(&s.tokens_full, kFeeders);
+    barrier_init(&s.tokens_empty, kConsumerWarps);
+    barrier_init(&s.table_full, 1);
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  if (threadIdx.x < 128) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      feed_copies(params, s, h, first, step);
+    } else if (threadIdx.x >= 32) {
+      feed_tokens(p, w, s, h, first, step);
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const float unit = w.table_unit[h];
+    barrier_wait(&s.table_full, 0);
+    const int strip = static_cast<int>(__shfl_sync(0xFFFFFFFF, 16 * (threadIdx.x / 32 - 4), 0));
+    int parity = 0;
+    for (int t = first; t < p.tiles; t += step, parity ^= 1) outputs_of_half(p, w, s, strip, h, parity, unit);
+  }
+}
+
+}  // namespace
+
+cudaError_t sm90_forward_outputs(const Sm90ForwardParams& p, cudaStream_t stream) {
+  if (p.tiles == 0) return cudaSuccess;
+  const Workspace w = workspace_of(p);
+  OutputsParams params = {p, {}, {}, {}, {}, {}};
+  const int64_t width = static_cast<int64_t>(p.H) * kD;
+  cudaError_t status = make_tensor_map(params.q, p.q, p.T, width, p.q_stride, kC);
+  if (status == cudaSuccess) status = make_tensor_map(params.k, p.k, p.T, width, p.k_stride, kC);
+  if (status == cudaSuccess) status = make_tensor_map(params.v, p.v, p.T, width, p.v_stride, kC);
+  if (status == cudaSuccess) status = make_tensor_map(params.states, w.states, static_cast<int64_t>(p.tiles) * p.H * 2 * kM, kD, kD, kM);
+  if (status == cudaSuccess) status = make_tensor_map(params.table, w.table, static_cast<int64_t>(p.H) * kM, kM, kM, kM);
+  int device = 0;
+  int multiprocessors = 0;
+  if (status == cudaSuccess) status = cudaGetDevice(&device);
+  if (status == cudaSuccess) status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (status == cudaSuccess) {
+    status = cudaFuncSetAttribute(cyclic_flow_forward_outputs_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(Shared)));
+  }
+  if (status != cudaSuccess) return status;
+  const int lanes = std::min(p.tiles, std::max(1, multiprocessors / p.H));
+  cyclic_flow_forward_outputs_sm90<<<lanes * p.H, kThreads, sizeof(Shared), stream>>>(params);
+  return cudaGetLastError();
+}
+
+}  // namespace cyfa::cyclic_flow

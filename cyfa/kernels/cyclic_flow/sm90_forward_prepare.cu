@@ -1,0 +1,147 @@
+// What the other launches of the Hopper forward need of every token: clocks and sums of gates (advance, then prepare, one block a tile and head
+// each), and the readout table in half precision. Overwrites turn, gate, advance, weight, table and table_unit of the workspace and the final clocks.
+#include <cuda_runtime.h>
+
+#include "cyfa/kernels/cyclic_flow/sm90_parts.cuh"
+
+namespace cyfa::cyclic_flow {
+namespace {
+
+// Inclusive sum over the block's kC threads; `total` is the sum of all.
+__device__ double block_scan(double x, double& total) {
+  __shared__ double sums[kC / 32];
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const double y = __shfl_up_sync(0xFFFFFFFF, x, d);
+    if (lane >= d) x += y;
+  }
+  __syncthreads();
+  if (lane == 31) sums[warp] = x;
+  __syncthreads();
+  double before = 0;
+  total = 0;
+#pragma unroll
+  for (int i = 0; i < kC / 32; ++i) {
+    if (i < warp) before += sums[i];
+    total += sums[i];
+  }
+  return x + before;
+}
+
+__device__ double load_delta(const Sm90ForwardParams& p, const Tile& tile, int h) {
+  const int i = static_cast<int>(threadIdx.x);
+  return i < tile.tokens ? static_cast<double>(p.delta[(tile.token + i) * p.H + h]) : 0.0;
+}
+
+__global__ void __launch_bounds__(kC) cyclic_flow_forward_advance_sm90(const __grid_constant__ Sm90ForwardParams p) {
+  const int h = blockIdx.x % p.H;
+  const int tile = blockIdx.x / p.H;
+  double total;
+  block_scan(load_delta(p, p.tile[tile], h), total);
+  if (threadIdx.x == 0) workspace_of(p).advance[static_cast<int64_t>(h) * p.tiles + tile] = total;
+}
+
+__device__ void prepare_tile(const Sm90ForwardParams& p, const Workspace& w, int index, int h) {
+  const Tile tile = p.tile[index];
+  const int first = p.first_tile[tile.sequence];
+  const int i = static_cast<int>(threadIdx.x);
+  const bool real = i < tile.tokens;
+  const double delta = load_delta(p, tile, h);
+  const float given = real ? p.log_alpha[(tile.token + i) * p.H + h] : 0.0F;
+  double passed = 0.0;
+  for (int t = first + i; t < index; t += kC) passed += w.advance[static_cast<int64_t>(h) * p.tiles + t];
+  double before, during, unused;
+  block_scan(passed, before);
+  if (p.initial_clock != nullptr) before += p.initial_clock[tile.sequence * p.H + h];
+  const double clock = before + block_scan(delta, during);
+  const double gate = block_scan(given < -1000.0F ? -1000.0 : static_cast<double>(given), unused);  // exp is 0 there; a NaN stays one
+  if (real) {
+    const int64_t at = h * p.T + tile.token + i;
+    const double turns = clock / (p.M - 1);
+    w.turn[at] = static_cast<uint32_t>(static_cast<uint64_t>((turns - floor(turns)) * 4294967296.0));
+    const float high = static_cast<float>(gate);
+    w.gate[at] = make_float2(high, static_cast<float>(gate - static_cast<double>(high)));
+  }
+  if (i == 0 && index + 1 == p.first_tile[tile.sequence + 1]) p.final_clock[tile.sequence * p.H + h] = before + during;
+}
+
+// A power of two above the table's largest entry is taken out, so that half precision serves tables of any size.
+__device__ void prepare_table(const Sm90ForwardParams& p, const Workspace& w, int h) {
+  constexpr int kPieces = kM * kM / 8;
+  __shared__ float tops[kC / 32];
+  const uint4* high = static_cast<const uint4*>(p.table) + static_cast<int64_t>(h) * 2 * kPieces;
+  // Eight entries of the table from their high and low parts.
+  const auto entries = [&](int piece, float (&x)[8]) {
+    const uint4 a = high[piece];
+    const uint4 b = high[kPieces + piece];
+    const uint32_t parts[2][4] = {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 large = hopper::unpack(parts[0][i]);
+      const float2 small = hopper::unpack(parts[1][i]);
+      x[2 * i] = large.x + small.x;
+      x[2 * i + 1] = large.y + small.y;
+    }
+  };
+  float top = 0.0F;
+#pragma unroll 8
+  for (int piece = threadIdx.x; piece < kPieces; piece += kC) {
+    float x[8];
+    entries(piece, x);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(x[i]));
+  }
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFF, top, d));
+  if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = top;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kC / 32; ++i) top = fmaxf(top, tops[i]);
+  const int exponent = top > 1e-30F && top < 1e30F ? ilogbf(top) + 1 : 0;
+  const float inverse = exp2f(static_cast<float>(-exponent));
+#pragma unroll 8
+  for (int piece = threadIdx.x; piece < kPieces; piece += kC) {
+    float x[8];
+    entries(piece, x);
+    uint32_t y[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) y[i] = hopper::pack_half(x[2 * i] * inverse, x[2 * i + 1] * inverse);
+    reinterpret_cast<uint4*>(w.table)[h * kPieces + piece] = make_uint4(y[0], y[1], y[2], y[3]);
+  }
+  if (threadIdx.x == 0) w.table_unit[h] = exp2f(static_cast<float>(exponent));
+}
+
+__device__ void prepare_rest(const Sm90ForwardParams& p, const Workspace& w) {
+  for (int i = threadIdx.x; i < kD; i += kC) {
+    const float q = p.q_norm_weight != nullptr ? p.q_norm_weight[i] : 1.0F;
+    w.weight[i] = make_float2(q, p.k_norm_weight != nullptr ? q * p.k_norm_weight[i] : q);
+  }
+  for (int i = threadIdx.x; i < p.N * p.H; i += kC) {
+    const int n = i / p.H;
+    if (p.first_tile[n] == p.first_tile[n + 1]) p.final_clock[i] = p.initial_clock != nullptr ? p.initial_clock[i] : 0.0;
+  }
+}
+
+__global__ void __launch_bounds__(kC) cyclic_flow_forward_prepare_sm90(const __grid_constant__ Sm90ForwardParams p) {
+  const Workspace w = workspace_of(p);
+  const int block = static_cast<int>(blockIdx.x);
+  if (block == 0) {
+    prepare_rest(p, w);
+  } else if (block <= p.H) {
+    prepare_table(p, w, block - 1);
+  } else {
+    prepare_tile(p, w, (block - 1 - p.H) / p.H, (block - 1 - p.H) % p.H);
+  }
+}
+
+}  // namespace
+
+cudaError_t sm90_forward_prepare(const Sm90ForwardParams& p, cudaStream_t stream) {
+  if (p.tiles > 0) cyclic_flow_forward_advance_sm90<<<p.tiles * p.H, kC, 0, stream>>>(p);
+  cyclic_flow_forward_prepare_sm90<<<1 + p.H + p.tiles * p.H, kC, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+}  // namespace cyfa::cyclic_flow

@@ -1,0 +1,141 @@
+// What the launches of the Hopper kernels of cyclic_flow share: sizes, the workspace, the segments of long sequences, and stores.
+#pragma once
+
+#include "cyfa/kernels/cyclic_flow/sm90_forward.h"
+#include "cyfa/kernels/hopper/wgmma.cuh"
+
+namespace cyfa::cyclic_flow {
+
+using hopper::bf16;
+
+constexpr int kC = kTileTokens;  // tokens of a tile
+constexpr int kM = 128;          // stored slots
+constexpr int kD = 256;          // widths of keys and values
+constexpr float kRadians = 1.4629180792671596e-9F;  // 2 pi / 2^32
+
+// A walk over a sequence of more than kWalkTiles tiles is cut into segments of kSegmentTiles, so that a few long sequences fill the chip. The cut
+// depends on the sequence's own length alone: its results are the same bits in any batch.
+constexpr int kWalkTiles = 32;
+constexpr int kSegmentTiles = 16;
+
+struct Workspace {
+  uint32_t* turn;     // [H, T] clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
+  float2* gate;       // [H, T] sum of log_alpha from the tile's start, as high and low part
+  bf16* states;       // [tiles, H, 2, M, D] at the tile's start: keys, values; slots by columns
+  float* rate;        // [H, T] 1 / rms of each key, 1 where keys have no norm
+  double* advance;    // [H, tiles] sum of delta over the tile
+  float2* weight;     // [K] q's norm weight, and its product with k's
+  float* table_unit;  // [H] power of two by which the table was divided before it became half precision
+  __half* table;      // [H, M, M]
+  float* carried;     // [segments, H, 2, M * D] state at the end of every segment but a sequence's last; only where a sequence is cut
+  int64_t bytes;
+};
+
+__host__ __device__ inline int64_t align_up(int64_t x) { return (x + 1023) / 1024 * 1024; }
+
+// Segment s of sequence n has place first_tile[n] / kSegmentTiles + n + s; places of no segment lie between.
+__host__ __device__ inline int segment_places(const Sm90ForwardParams& p) { return p.tiles / kSegmentTiles + p.N; }
+__host__ __device__ inline bool has_segments(const Sm90ForwardParams& p) { return (p.longest > 0 ? p.longest : p.tiles) > kWalkTiles; }
+__host__ __device__ inline int segments_of(int tiles) { return tiles <= kWalkTiles ? 1 : (tiles + kSegmentTiles - 1) / kSegmentTiles; }
+
+__host__ __device__ inline Workspace workspace_of(const Sm90ForwardParams& p) {
+  char* base = static_cast<char*>(p.workspace);
+  int64_t at = 0;
+  const auto take = [&](int64_t bytes) {
+    char* here = base + at;
+    at += align_up(bytes);
+    return here;
+  };
+  const int64_t units = p.T * p.H;
+  Workspace w;
+  w.turn = reinterpret_cast<uint32_t*>(take(units * 4));
+  w.gate = reinterpret_cast<float2*>(take(units * 8));
+  w.states = reinterpret_cast<bf16*>(take(static_cast<int64_t>(p.tiles) * p.H * 2 * kM * kD * 2));
+  w.rate = reinterpret_cast<float*>(take(units * 4));
+  w.advance = reinterpret_cast<double*>(take(static_cast<int64_t>(p.tiles) * p.H * 8));
+  w.weight = reinterpret_cast<float2*>(take(kD * 8));
+  w.table_unit = reinterpret_cast<float*>(take(p.H * 4));
+  w.table = reinterpret_cast<__half*>(take(static_cast<int64_t>(p.H) * kM * kM * 2));
+  w.carried = reinterpret_cast<float*>(take(has_segments(p) ? static_cast<int64_t>(segment_places(p)) * p.H * 2 * kM * kD * 4 : 0));
+  w.bytes = at;
+  return w;
+}
+
+__device__ __forceinline__ bf16* tile_state(const Workspace& w, const Sm90ForwardParams& p, int tile, int h, int which) {
+  return w.states + ((static_cast<int64_t>(tile) * p.H + h) * 2 + which) * kM * kD;
+}
+
+__device__ __forceinline__ float* carried_state(const Workspace& w, const Sm90ForwardParams& p, int place, int h, int which) {
+  return w.carried + ((static_cast<int64_t>(place) * p.H + h) * 2 + which) * kM * kD;
+}
+
+__device__ __forceinline__ float slot_norm(int slot) {
+  constexpr float m = kM - 1;
+  return slot == 0 ? rsqrtf(m) : slot == 1 ? 0.0F : rsqrtf(0.5F * m);
+}
+
+// Two instructions each; results below the smallest normal number are zero.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float exp_fast(float x) { return exp2_fast(x * 1.4426950408889634F); }
+
+// exp of a sum of gates; never of more than zero where `earlier` is no later than `later`.
+__device__ __forceinline__ float gate_between(float2 later, float2 earlier) {
+  return exp_fast((later.x - earlier.x) + (later.y - earlier.y));
+}
+
+// Slots 8 piece .. 8 piece + 7 of a token's write vector times `factor`, as bf16.
+__device__ __forceinline__ uint4 write_piece(uint32_t turn, float factor, int piece) {
+  uint32_t x[4];
+  const float norm = factor * slot_norm(2);
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    float sine, cosine;
+    __sincosf(static_cast<float>(static_cast<int32_t>(turn * static_cast<uint32_t>(4 * piece + c))) * kRadians, &sine, &cosine);
+    x[c] = hopper::pack(norm * cosine, -norm * sine);
+  }
+  if (piece == 0) x[0] = hopper::pack(factor * slot_norm(0), 0.0F);
+  return make_uint4(x[0], x[1], x[2], x[3]);
+}
+
+// The four lanes of a quad hold two columns each of four neighbouring 8-column blocks; afterwards lane q holds the eight columns of block q.
+__device__ __forceinline__ uint4 gather_quad(uint32_t v0, uint32_t v1, uint32_t v2, uint32_t v3) {
+  const int q = threadIdx.x % 4;
+  uint32_t x = __shfl_xor_sync(0xFFFFFFFF, (q & 1) ? v0 : v1, 1);
+  uint32_t y = __shfl_xor_sync(0xFFFFFFFF, (q & 1) ? v2 : v3, 1);
+  if (q & 1) { v0 = x; v2 = y; } else { v1 = x; v3 = y; }
+  x = __shfl_xor_sync(0xFFFFFFFF, (q & 2) ? v0 : v2, 2);
+  y = __shfl_xor_sync(0xFFFFFFFF, (q & 2) ? v1 : v3, 2);
+  if (q & 2) { v0 = x; v1 = y; } else { v2 = x; v3 = y; }
+  return make_uint4(v0, v1, v2, v3);
+}
+
+// Stores rows `row` and `row + 8` of a 64 x 2N accumulator as bf16.
+template <int N>
+__device__ __forceinline__ void store_rows(const float (&d)[N], bf16* row0, bf16* row8, bool valid0, bool valid8) {
+#pragma unroll
+  for (int i = 0; i < N / 4; i += 4) {
+    uint32_t low[4];
+    uint32_t high[4];
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      low[b] = hopper::pack(d[4 * (i + b)], d[4 * (i + b) + 1]);
+      high[b] = hopper::pack(d[4 * (i + b) + 2], d[4 * (i + b) + 3]);
+    }
+    const uint4 x = gather_quad(low[0], low[1], low[2], low[3]);
+    const uint4 y = gather_quad(high[0], high[1], high[2], high[3]);
+    const int column = 8 * (i + threadIdx.x % 4);
+    if (valid0) *reinterpret_cast<uint4*>(row0 + column) = x;
+    if (valid8) *reinterpret_cast<uint4*>(row8 + column) = y;
+  }
+}
+
+// The launches, in order; each is defined in a file of its own.
+cudaError_t sm90_forward_prepare(const Sm90ForwardParams& p, cudaStream_t stream);
+cudaError_t sm90_forward_states(const Sm90ForwardParams& p, cudaStream_t stream);
+cudaError_t sm90_forward_outputs(const Sm90ForwardParams& p, cudaStream_t stream);
+
+}  // namespace cyfa::cyclic_flow
