@@ -133,6 +133,7 @@ CyclicFlowGradients empty_cyclic_flow_gradients(const CyclicFlowInputs& in, cons
 #ifndef CYFA_CUDA
 std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs&) { return "this build has no CUDA kernels"; }
 CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs&, const CyclicFlowSettings&) { return {}; }
+CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs&, const CyclicFlowSettings&, const CyclicFlowOutputGradients&) { return {}; }
 #endif
 
 std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& in) {

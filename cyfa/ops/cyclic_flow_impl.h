@@ -74,9 +74,10 @@ CyclicFlowForward cyclic_flow_reference_forward(const CyclicFlowInputs& in, cons
 CyclicFlowGradients cyclic_flow_reference_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings,
                                                    const CyclicFlowOutputGradients& grad);
 
-// Built with CYFA_CUDA; elsewhere it refuses. Forward only: a gradient is a reason to refuse.
+// Built with CYFA_CUDA; elsewhere it refuses. Forward keeps nothing.
 std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in);
 CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
+CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, const CyclicFlowOutputGradients& grad);
 
 // Autograd entry: through the dispatcher, so that C++, Python and torch.compile take one path.
 CyclicFlowOutput call_cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);

@@ -1,8 +1,10 @@
-// The sm90 backend of cyclic_flow: torch tensors to the kernels of cyfa/kernels/cyclic_flow/sm90_forward.cu, on torch's current stream.
+// The sm90 backend of cyclic_flow: torch tensors to the kernels of cyfa/kernels/cyclic_flow/sm90_*.cu, on torch's current stream. Forward
+// keeps nothing for backward, which computes the states again.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "cyfa/kernels/cyclic_flow/sm90_backward.h"
 #include "cyfa/kernels/cyclic_flow/sm90_forward.h"
 #include "cyfa/ops/cyclic_flow_impl.h"
 #include "cyfa/ops/cyclic_flow_readout.h"
@@ -41,6 +43,63 @@ struct Tiles {
 
 at::Tensor plain(const at::Tensor& x, at::ScalarType dtype) { return x.detach().to(dtype).contiguous(); }
 
+// The op's inputs as the kernels take them, and the tensors that hold what had to be copied.
+struct KernelInputs {
+  CyclicFlowShape shape;
+  Tiles tiles;
+  at::Tensor log_alpha, delta, beta, table, q_weight, k_weight, state_k, state_v, clock;
+  cyclic_flow::Sm90ForwardParams params;
+
+  KernelInputs(const CyclicFlowInputs& in, const CyclicFlowSettings& settings)
+      : shape(check_cyclic_flow(in)),
+        tiles(cyclic_flow_offsets(in, shape), in.q.device()),
+        log_alpha(plain(in.log_alpha, at::kFloat)),
+        delta(plain(in.delta, at::kFloat)),
+        beta(plain(in.beta, at::kFloat)) {
+    const at::Tensor exact = readout_table(in.readout.detach(), at::kFloat);
+    const at::Tensor high = exact.to(at::kBFloat16);
+    table = at::stack({high, (exact - high.to(at::kFloat)).to(at::kBFloat16)}, 1).contiguous();
+    cyclic_flow::Sm90ForwardParams& p = params;
+    p.T = shape.B * shape.T;
+    p.N = static_cast<int32_t>(shape.N);
+    p.H = static_cast<int32_t>(shape.H);
+    p.K = static_cast<int32_t>(shape.K);
+    p.V = static_cast<int32_t>(shape.V);
+    p.M = static_cast<int32_t>(shape.M);
+    p.tiles = tiles.count;
+    p.tile = static_cast<const cyclic_flow::Tile*>(tiles.tile.const_data_ptr());
+    p.first_tile = tiles.first.const_data_ptr<int32_t>();
+    p.q = in.q.const_data_ptr();
+    p.k = in.k.const_data_ptr();
+    p.v = in.v.const_data_ptr();
+    p.q_stride = in.q.stride(1);
+    p.k_stride = in.k.stride(1);
+    p.v_stride = in.v.stride(1);
+    p.log_alpha = log_alpha.const_data_ptr<float>();
+    p.delta = delta.const_data_ptr<float>();
+    p.beta = beta.const_data_ptr<float>();
+    p.table = table.const_data_ptr();
+    if (in.q_norm_weight) {
+      q_weight = plain(*in.q_norm_weight, at::kFloat);
+      p.q_norm_weight = q_weight.const_data_ptr<float>();
+    }
+    if (in.k_norm_weight) {
+      k_weight = plain(*in.k_norm_weight, at::kFloat);
+      p.k_norm_weight = k_weight.const_data_ptr<float>();
+    }
+    p.scale = static_cast<float>(settings.scale);
+    p.norm_eps = static_cast<float>(settings.norm_eps);
+    if (in.initial_state) {
+      state_k = plain(in.initial_state->k, at::kFloat);
+      state_v = plain(in.initial_state->v, at::kFloat);
+      clock = plain(in.initial_state->clock, at::kDouble);
+      p.initial_k = state_k.const_data_ptr<float>();
+      p.initial_v = state_v.const_data_ptr<float>();
+      p.initial_clock = clock.const_data_ptr<double>();
+    }
+  }
+};
+
 }  // namespace
 
 std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in) {
@@ -50,7 +109,6 @@ std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in) {
   if (major != 9) return "the GPU has compute capability " + std::to_string(major) + ".x, the kernels are for Hopper (9.0)";
   if (in.q.scalar_type() != at::kBFloat16) return std::string("q has type ") + c10::toString(in.q.scalar_type()) + ", the kernels take BFloat16";
   if (in.q.size(1) == 0) return "there are no tokens";
-  if (needs_gradient(in)) return "a gradient is asked for, and backward has no kernel yet";
   cyclic_flow::Sm90ForwardParams p;
   p.K = static_cast<int32_t>(in.q.size(3));
   p.V = static_cast<int32_t>(in.v.size(3));
@@ -61,53 +119,10 @@ std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in) {
 }
 
 CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings) {
-  const CyclicFlowShape shape = check_cyclic_flow(in);
   const c10::cuda::CUDAGuard guard(in.q.device());
-  const Tiles tiles(cyclic_flow_offsets(in, shape), in.q.device());
-  CyclicFlowForward out = empty_cyclic_flow_forward(in, shape, settings);
-  const at::Tensor log_alpha = plain(in.log_alpha, at::kFloat), delta = plain(in.delta, at::kFloat), beta = plain(in.beta, at::kFloat);
-  const at::Tensor exact = readout_table(in.readout.detach(), at::kFloat);
-  const at::Tensor high = exact.to(at::kBFloat16);
-  const at::Tensor table = at::stack({high, (exact - high.to(at::kFloat)).to(at::kBFloat16)}, 1).contiguous();
-  at::Tensor q_weight, k_weight, state_k, state_v, clock;
-  cyclic_flow::Sm90ForwardParams p;
-  p.T = shape.B * shape.T;
-  p.N = static_cast<int32_t>(shape.N);
-  p.H = static_cast<int32_t>(shape.H);
-  p.K = static_cast<int32_t>(shape.K);
-  p.V = static_cast<int32_t>(shape.V);
-  p.M = static_cast<int32_t>(shape.M);
-  p.tiles = tiles.count;
-  p.tile = static_cast<const cyclic_flow::Tile*>(tiles.tile.const_data_ptr());
-  p.first_tile = tiles.first.const_data_ptr<int32_t>();
-  p.q = in.q.const_data_ptr();
-  p.k = in.k.const_data_ptr();
-  p.v = in.v.const_data_ptr();
-  p.q_stride = in.q.stride(1);
-  p.k_stride = in.k.stride(1);
-  p.v_stride = in.v.stride(1);
-  p.log_alpha = log_alpha.const_data_ptr<float>();
-  p.delta = delta.const_data_ptr<float>();
-  p.beta = beta.const_data_ptr<float>();
-  p.table = table.const_data_ptr();
-  if (in.q_norm_weight) {
-    q_weight = plain(*in.q_norm_weight, at::kFloat);
-    p.q_norm_weight = q_weight.const_data_ptr<float>();
-  }
-  if (in.k_norm_weight) {
-    k_weight = plain(*in.k_norm_weight, at::kFloat);
-    p.k_norm_weight = k_weight.const_data_ptr<float>();
-  }
-  p.scale = static_cast<float>(settings.scale);
-  p.norm_eps = static_cast<float>(settings.norm_eps);
-  if (in.initial_state) {
-    state_k = plain(in.initial_state->k, at::kFloat);
-    state_v = plain(in.initial_state->v, at::kFloat);
-    clock = plain(in.initial_state->clock, at::kDouble);
-    p.initial_k = state_k.const_data_ptr<float>();
-    p.initial_v = state_v.const_data_ptr<float>();
-    p.initial_clock = clock.const_data_ptr<double>();
-  }
+  const KernelInputs inputs(in, settings);
+  CyclicFlowForward out = empty_cyclic_flow_forward(in, inputs.shape, settings);
+  cyclic_flow::Sm90ForwardParams p = inputs.params;
   p.o = out.o.data_ptr();
   p.final_k = out.final_state.k.data_ptr<float>();
   p.final_v = out.final_state.v.data_ptr<float>();
@@ -115,6 +130,70 @@ CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs& in, const Cyc
   const at::Tensor workspace = at::empty({cyclic_flow::sm90_forward_workspace(p)}, in.q.options().dtype(at::kByte));
   p.workspace = workspace.data_ptr();
   C10_CUDA_CHECK(cyclic_flow::sm90_forward(p, c10::cuda::getCurrentCUDAStream()));
+  return out;
+}
+
+CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, const CyclicFlowOutputGradients& grad) {
+  const c10::cuda::CUDAGuard guard(in.q.device());
+  const KernelInputs inputs(in, settings);
+  const CyclicFlowShape& s = inputs.shape;
+  CyclicFlowGradients out = empty_cyclic_flow_gradients(in, s);
+  const auto single = in.q.options().dtype(at::kFloat);
+  const at::Tensor grad_o = grad.o.defined() ? plain(grad.o, at::kBFloat16) : at::zeros({s.B, s.T, s.H, s.V}, in.v.options());
+  const auto given = [](const at::Tensor& x, at::ScalarType dtype) { return x.defined() ? plain(x, dtype) : x; };
+  const at::Tensor grad_k = given(grad.final_state.k, at::kFloat), grad_v = given(grad.final_state.v, at::kFloat);
+  const at::Tensor grad_clock = given(grad.final_state.clock, at::kDouble);
+  // The kernels' gradients are fp32 without gaps; where an output is such a tensor they write it, else it gets a copy.
+  const auto target = [&](const at::Tensor& x) { return x.scalar_type() == at::kFloat && x.is_contiguous() ? x : at::empty(x.sizes(), single); };
+  const at::Tensor log_alpha = target(out.log_alpha), delta = target(out.delta), beta = target(out.beta);
+  const at::Tensor table = at::empty({s.H, s.M, s.M}, single);
+  at::Tensor q_weight, k_weight, state_k, state_v, clock;
+
+  cyclic_flow::Sm90BackwardParams p;
+  p.in = inputs.params;
+  p.grad_o = grad_o.const_data_ptr();
+  if (grad_k.defined()) p.grad_final_k = grad_k.const_data_ptr<float>();
+  if (grad_v.defined()) p.grad_final_v = grad_v.const_data_ptr<float>();
+  if (grad_clock.defined()) p.grad_final_clock = grad_clock.const_data_ptr<double>();
+  p.d_q = out.q.data_ptr();
+  p.d_k = out.k.data_ptr();
+  p.d_v = out.v.data_ptr();
+  p.d_log_alpha = log_alpha.data_ptr<float>();
+  p.d_delta = delta.data_ptr<float>();
+  p.d_beta = beta.data_ptr<float>();
+  p.d_table = table.data_ptr<float>();
+  if (in.q_norm_weight) {
+    q_weight = target(out.q_norm_weight);
+    p.d_q_norm_weight = q_weight.data_ptr<float>();
+  }
+  if (in.k_norm_weight) {
+    k_weight = target(out.k_norm_weight);
+    p.d_k_norm_weight = k_weight.data_ptr<float>();
+  }
+  if (in.initial_state) {
+    state_k = target(out.initial_state.k);
+    state_v = target(out.initial_state.v);
+    clock = at::empty({s.N, s.H}, single.dtype(at::kDouble));
+    p.d_initial_k = state_k.data_ptr<float>();
+    p.d_initial_v = state_v.data_ptr<float>();
+    p.d_initial_clock = clock.data_ptr<double>();
+  }
+  const at::Tensor workspace = at::empty({cyclic_flow::sm90_backward_workspace(p)}, in.q.options().dtype(at::kByte));
+  p.workspace = workspace.data_ptr();
+  C10_CUDA_CHECK(cyclic_flow::sm90_backward(p, c10::cuda::getCurrentCUDAStream()));
+
+  const auto finish = [](const at::Tensor& to, const at::Tensor& from) {
+    if (from.defined() && !to.is_same(from)) to.copy_(from);
+  };
+  finish(out.log_alpha, log_alpha);
+  finish(out.delta, delta);
+  finish(out.beta, beta);
+  finish(out.readout, readout_table_backward(table));
+  finish(out.q_norm_weight, q_weight);
+  finish(out.k_norm_weight, k_weight);
+  finish(out.initial_state.k, state_k);
+  finish(out.initial_state.v, state_v);
+  finish(out.initial_state.clock, clock);
   return out;
 }
 

@@ -63,6 +63,63 @@ TEST_F(Gpu, HopperForwardIsTheReference) {
   }
 }
 
+// What backward may differ by, with operands of its products rounded to bf16. Strict: an empty memory, realistic gates, a gradient of o alone,
+// hundreds of tokens. The sums over tokens (readout, norm weights) of few tokens, dead gates and gates that forget nothing cost more.
+void expect_hopper_gradients(const Tensors& got, const Tensors& want, bool strict) {
+  for (const auto& [name, t] : want) {
+    double limit = strict ? 0.0055 : 0.01;
+    if (name == "d_delta") limit = strict ? 0.016 : 0.02;
+    if (name == "d_readout") limit = 0.01;
+    expect_close(got, {{name, t}}, limit);
+  }
+}
+
+Tensors only_o(const Tensors& gradients) { return {{"o", gradients.at("o")}}; }
+
+TEST_F(Gpu, HopperBackwardIsTheReference) {
+  std::vector<OpCase> cases = {{.T = 1}, {.T = 127}, {.T = 128}, {.T = 129}, {.B = 1, .T = 300}, {.T = 300, .initial_state = false}, {.T = 300, .norm_weights = false},
+                               {.lengths = {5, 0, 1, 128, 300}}, {.lengths = {1, 0, 129}, .initial_state = false}, {.T = 300, .gates = Gates::kMixed},
+                               {.T = 300, .gates = Gates::kDead}, {.T = 300, .gates = Gates::kShut}, {.T = 300, .gates = Gates::kOpen}, {.T = 300, .clock = 1e6}};
+  for (OpCase& c : cases) {
+    c.K = c.V = 256;
+    c.M = 128;
+    c.dtype = at::kBFloat16;
+    SCOPED_TRACE(describe(c));
+    const Tensors inputs = moved(make_inputs(c), at::kCUDA);
+    const Tensors gradients = moved(make_output_gradients(c), at::kCUDA);
+    ASSERT_EQ(ops::cyclic_flow_backends(cyclic_flow_inputs(inputs)).front().refusal, "");
+    const RunOptions sm90{.backend = ops::Backend::kSm90};
+    const Tensors got = moved(run(c.op, inputs, gradients, sm90), at::kCPU);
+    expect_hopper_gradients(got, judge(c), false);
+    expect_same_bits(moved(run(c.op, inputs, gradients, sm90), at::kCPU), got);
+    expect_hopper_gradients(moved(run(c.op, inputs, only_o(gradients), sm90), at::kCPU), judge(c.op, make_inputs(c), only_o(make_output_gradients(c))), false);
+  }
+}
+
+TEST_F(Gpu, HopperBackwardIsPreciseOverManyTokens) {
+  for (const int64_t T : {512, 1024}) {
+    const OpCase c{.B = 1, .T = T, .K = 256, .V = 256, .M = 128, .dtype = at::kBFloat16, .initial_state = false};
+    SCOPED_TRACE(describe(c));
+    const Tensors gradients = only_o(make_output_gradients(c));
+    const RunOptions sm90{.backend = ops::Backend::kSm90};
+    expect_hopper_gradients(moved(run(c.op, moved(make_inputs(c), at::kCUDA), moved(gradients, at::kCUDA), sm90), at::kCPU), judge(c.op, make_inputs(c), gradients), true);
+  }
+}
+
+// Token gradients and those of states do not see the other sequences of the batch.
+TEST_F(Gpu, HopperBackwardOfOneSequenceIsThatOfABatch) {
+  const OpCase c{.B = 3, .T = 200, .K = 256, .V = 256, .M = 128, .dtype = at::kBFloat16};
+  const Tensors inputs = moved(make_inputs(c), at::kCUDA);
+  const Tensors gradients = moved(make_output_gradients(c), at::kCUDA);
+  const RunOptions sm90{.backend = ops::Backend::kSm90};
+  const Tensors all = sequence(run(c.op, inputs, gradients, sm90), 1);
+  for (const auto& [name, t] : run(c.op, sequence(inputs, 1), sequence(gradients, 1), sm90)) {
+    if (is_token_result(name) || is_state(name)) {
+      EXPECT_TRUE(same_bits(t.cpu(), all.at(name).cpu())) << name;
+    }
+  }
+}
+
 TEST_F(Gpu, ExtremeGatesAndClocks) {
   for (const Gates gates : {Gates::kOpen, Gates::kDead, Gates::kShut, Gates::kMixed}) {
     const OpCase c{.T = 150, .M = 32, .gates = gates};

@@ -1,0 +1,228 @@
+// What the stages of cyclic_flow's backward on Hopper share: the workspace, and the element-wise steps between matrix products.
+// A block of the tile-wise stages has two warpgroups of 64 tokens each; a thread owns rows `row` and `row + 8` of the tile and, of every
+// 8 columns, the pair 2 q, 2 q + 1 with q = lane % 4 (hopper/wgmma.cuh).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cyfa/kernels/cyclic_flow/sm90_backward.h"
+#include "cyfa/kernels/hopper/wgmma.cuh"
+
+namespace cyfa::cyclic_flow::sm90_backward_stages {
+
+using namespace hopper;
+
+constexpr int kC = kTileTokens;  // tokens of a tile
+constexpr int kM = 128;          // stored slots
+constexpr int kD = 256;          // widths of keys and values
+constexpr int kThreads = 256;    // two warpgroups
+constexpr int kWarps = kThreads / 32;
+constexpr int kWide = kC * kD * 2;    // bytes of a tile of keys, queries or values, and of a state
+constexpr int kNarrow = kC * kM * 2;  // bytes of a tile of write vectors, slot weights or scores, and of a table
+constexpr int kReadoutBlocks = 132;   // blocks of the readout stage; each sums its own gradient of the table
+constexpr int kWeightParts = 64;      // first stage of the sums for the norm weights
+constexpr float kRadians = 1.4629180792671596e-9F;        // 2 pi / 2^32
+constexpr float kTurn = 6.283185307179586F / (kM - 1);    // 2 pi / m
+
+enum Pass { kKeys = 0, kValues = 1 };
+
+// Scalars of tokens are [H, T].
+struct Workspace {
+  uint32_t* turn;        // clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
+  float2* gate;          // sum of log_alpha from the tile's start, as high and low part
+  float* rate[2];        // 1 / rms of k and of q
+  float* read[2];        // of a pass: <state's share of its output, its gradient>, for the gates from the tile's start to the token
+  float* later[2];       // pairs (token, earlier token) of the tile, summed over the earlier one
+  float* earlier[2];     // the same, summed over the later one
+  float* written[2];     // <token's write, gradient of the tile's end state>, for the gates after the token
+  float* beta[2];        // <phi, dW>
+  float* turned[3];      // X(W, dW) of both passes; X(Y, dY) - X(U, dU)
+  float* along;          // <Y, dY>, which is <Q, dQ>
+  float* clock;          // their sum, the gradient of the token's clock
+  float* whole;          // [tiles, H, 2] <S, dS'>
+  bf16* writes;          // [T, H, M] W
+  bf16* weights;         // [T, H, M] U
+  bf16* d_scores;        // [T, H, M] dY
+  bf16* states;          // [tiles, H, 2, M, D] S at tile starts; slots by columns
+  bf16* d_states;        // [tiles, H, 2, M, D] dS' at tile ends
+  float* d_tables;       // [readout blocks, M * M] in the order of the threads
+  float* d_weights;      // [2, tiles, H, warps, K]
+  float* d_weight_parts; // [2, kWeightParts, K]
+  int64_t bytes;
+};
+
+inline int readout_blocks_of_head(const Sm90BackwardParams& p) {
+  const int most = kReadoutBlocks / p.in.H > 0 ? kReadoutBlocks / p.in.H : 1;
+  return p.in.tiles < most ? p.in.tiles : most;
+}
+
+inline Workspace workspace_of(const Sm90BackwardParams& p) {
+  char* base = static_cast<char*>(p.workspace);
+  int64_t at = 0;
+  const auto take = [&](auto*& part, int64_t count) {
+    part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(base + at);
+    at += (count * static_cast<int64_t>(sizeof(*part)) + 1023) / 1024 * 1024;
+  };
+  const int64_t tokens = p.in.T * p.in.H;
+  const int64_t tiles = static_cast<int64_t>(p.in.tiles) * p.in.H;
+  Workspace w;
+  take(w.turn, tokens);
+  take(w.gate, tokens);
+  for (int i = 0; i < 2; ++i) {
+    take(w.rate[i], tokens);
+    take(w.read[i], tokens);
+    take(w.later[i], tokens);
+    take(w.earlier[i], tokens);
+    take(w.written[i], tokens);
+    take(w.beta[i], tokens);
+  }
+  for (int i = 0; i < 3; ++i) take(w.turned[i], tokens);
+  take(w.along, tokens);
+  take(w.clock, tokens);
+  take(w.whole, 2 * tiles);
+  take(w.writes, tokens * kM);
+  take(w.weights, tokens * kM);
+  take(w.d_scores, tokens * kM);
+  take(w.states, tiles * 2 * kM * kD);
+  take(w.d_states, tiles * 2 * kM * kD);
+  take(w.d_tables, static_cast<int64_t>(readout_blocks_of_head(p)) * p.in.H * kM * kM);
+  take(w.d_weights, 2 * tiles * kWarps * kD);
+  take(w.d_weight_parts, 2 * kWeightParts * kD);
+  w.bytes = at;
+  return w;
+}
+
+inline __host__ __device__ int64_t tile_state(const Sm90BackwardParams& p, int tile, int h, int pass) {
+  return ((static_cast<int64_t>(tile) * p.in.H + h) * 2 + pass) * kM * kD;
+}
+
+// Operands of products in tiles of 128 rows, at a constant distance in bytes from a place in shared memory that is given as its address / 16:
+// along_columns and along_rows of hopper/tile.cuh in one addition.
+__device__ __forceinline__ uint64_t operand(uint32_t place, int distance, int leading) {
+  return static_cast<uint64_t>(1U << 30 | 1024 >> 4) << 32 | (place + static_cast<uint32_t>(distance >> 4 | leading >> 4 << 16));
+}
+__device__ __forceinline__ uint64_t columns_of(uint32_t place, int distance, int column) {
+  return operand(place, distance + (column >> 6) * kC * kRowBytes + (column & 63) * 2, 16);
+}
+__device__ __forceinline__ uint64_t rows_of(uint32_t place, int distance, int row) { return operand(place, distance + row * kRowBytes, kC * kRowBytes); }
+
+// Stages, in order; each launches on the stream and returns cudaGetLastError().
+cudaError_t backward_states(const Sm90BackwardParams& p, bool reverse, cudaStream_t stream);
+cudaError_t backward_readout(const Sm90BackwardParams& p, cudaStream_t stream);
+cudaError_t backward_passes(const Sm90BackwardParams& p, cudaStream_t stream);
+
+// `kRows` rows of `kPieces` 16-byte pieces from memory to a tile by `kBy` threads; rows from `real` on become zero.
+template <int kRows, int kPieces, int kBy>
+__device__ __forceinline__ void load_tile(uint32_t tile, const bf16* from, int64_t stride, int real) {
+#pragma unroll 4
+  for (int i = 0; i < kRows * kPieces / kBy; ++i) {
+    const int index = i * kBy + static_cast<int>(threadIdx.x % kBy);
+    const int row = index / kPieces;
+    const int piece = index % kPieces;
+    const bool valid = row < real;
+    copy_async_16(tile + piece_offset(kRows, row, piece), from + (valid ? row * stride + piece * 8 : 0), valid);
+  }
+}
+
+__device__ __forceinline__ float gate_between(float2 later, float2 earlier) { return __expf((later.x - earlier.x) + (later.y - earlier.y)); }
+
+// The gates of a tile's rows; rows beyond the last token repeat it.
+__device__ __forceinline__ void load_gates(float2* to, const Workspace& w, const Sm90BackwardParams& p, const Tile& tile, int h) {
+  if (threadIdx.x < kC) to[threadIdx.x] = w.gate[h * p.in.T + tile.token + min(static_cast<int>(threadIdx.x), tile.tokens - 1)];
+}
+
+__device__ __forceinline__ void phase(uint32_t turn, int j, float& sine, float& cosine) {
+  __sincosf(static_cast<float>(static_cast<int32_t>(turn * static_cast<uint32_t>(j))) * kRadians, &sine, &cosine);
+}
+
+// hopper::pack at this very place: left to itself the compiler packs where the result is used, and keeps twice the registers until then.
+__device__ __forceinline__ uint32_t pack_here(float low, float high) {
+  uint32_t x;
+  asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}
+
+// The same value, of which the compiler knows nothing: what follows from it is computed again rather than kept in registers.
+template <typename T>
+__device__ __forceinline__ T anew(T x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+__device__ __forceinline__ float2 unpack(uint32_t x) { return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(x)); }
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
+}
+
+// The four lanes of a quad hold two columns each of four neighbouring 8-column blocks; afterwards lane q holds the eight columns of block q.
+// Its own inverse.
+__device__ __forceinline__ uint4 transpose_quad(uint4 v) {
+  const int q = threadIdx.x % 4;
+  uint32_t x = __shfl_xor_sync(0xFFFFFFFF, (q & 1) ? v.x : v.y, 1);
+  uint32_t y = __shfl_xor_sync(0xFFFFFFFF, (q & 1) ? v.z : v.w, 1);
+  if (q & 1) { v.x = x; v.z = y; } else { v.y = x; v.w = y; }
+  x = __shfl_xor_sync(0xFFFFFFFF, (q & 2) ? v.x : v.z, 2);
+  y = __shfl_xor_sync(0xFFFFFFFF, (q & 2) ? v.y : v.w, 2);
+  if (q & 2) { v.x = x; v.y = y; } else { v.z = x; v.w = y; }
+  return v;
+}
+
+// Four 8-column blocks of a bf16 row from memory; transpose_quad makes them this thread's pair of each.
+__device__ __forceinline__ uint4 fetch_blocks(const bf16* row, int block, bool valid) {
+  return valid ? *reinterpret_cast<const uint4*>(row + 8 * (block + static_cast<int>(threadIdx.x % 4))) : make_uint4(0, 0, 0, 0);
+}
+
+// Rows `row` and `row + 8` of a 64 x 2 N accumulator to memory as bf16.
+template <int N>
+__device__ __forceinline__ void store_rows(const float (&d)[N], bf16* row0, bf16* row8, bool valid0, bool valid8) {
+#pragma unroll
+  for (int i = 0; i < N / 4; i += 4) {
+    const int column = 8 * (i + static_cast<int>(threadIdx.x % 4));
+    const uint4 x = transpose_quad(make_uint4(pack(d[4 * i], d[4 * i + 1]), pack(d[4 * i + 4], d[4 * i + 5]), pack(d[4 * i + 8], d[4 * i + 9]),
+                                              pack(d[4 * i + 12], d[4 * i + 13])));
+    const uint4 y = transpose_quad(make_uint4(pack(d[4 * i + 2], d[4 * i + 3]), pack(d[4 * i + 6], d[4 * i + 7]), pack(d[4 * i + 10], d[4 * i + 11]),
+                                              pack(d[4 * i + 14], d[4 * i + 15])));
+    if (valid0) *reinterpret_cast<uint4*>(row0 + column) = x;
+    if (valid8) *reinterpret_cast<uint4*>(row8 + column) = y;
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void scale_rows(float (&d)[N], float a0, float a8) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    d[i] *= a0;
+    d[i + 1] *= a0;
+    d[i + 2] *= a8;
+    d[i + 3] *= a8;
+  }
+}
+
+__device__ __forceinline__ void pack_rows(const float (&d)[64], uint32_t (&a)[8][4]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    a[i / 2][i % 2 * 2] = pack_here(d[4 * i], d[4 * i + 1]);
+    a[i / 2][i % 2 * 2 + 1] = pack_here(d[4 * i + 2], d[4 * i + 3]);
+  }
+}
+
+__device__ __forceinline__ uint32_t load_shared(uint32_t at) {
+  uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_shared(uint32_t at, uint32_t x) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
+
+// A packed 64 x 128 accumulator to its rows of a tile [C, 128] in shared memory.
+__device__ __forceinline__ void put_rows(uint32_t tile, int row, const uint32_t (&a)[8][4]) {
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    store_shared(tile + piece_offset(kC, row, i) + 4 * q, a[i / 2][i % 2 * 2]);
+    store_shared(tile + piece_offset(kC, row + 8, i) + 4 * q, a[i / 2][i % 2 * 2 + 1]);
+  }
+}
+
+}  // namespace cyfa::cyclic_flow::sm90_backward_stages

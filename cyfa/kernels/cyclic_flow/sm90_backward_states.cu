@@ -1,0 +1,197 @@
+// The walks of cyclic_flow's backward on Hopper, over tiles of 128 tokens:
+//   forward   S' = gamma S + (b W)^T [K, V]               stores S, the state at each tile's start
+//   reverse   dS = gamma dS' + (a dY)^T Q, (a U)^T dO      stores dS', the gradient of the state at each tile's end
+// One block walks 64 slots by 128 columns of one state of one head and sequence. A producing warpgroup copies rows in and applies the decay
+// factors; another holds the state in registers. Overwrites the workspace's states, or its d_states and the gradients of the initial
+// state. 96 KB of shared memory: four stages of 64 tokens, so that two blocks share a multiprocessor.
+#include "cyfa/kernels/cyclic_flow/sm90_backward_device.cuh"
+
+namespace cyfa::cyclic_flow::sm90_backward_stages {
+namespace {
+
+constexpr int kHalf = 64;      // tokens a stage
+constexpr int kColumns = 128;  // columns a block
+constexpr int kSlots = 64;     // slots a block
+constexpr int kParts = kM / kSlots * (kD / kColumns);
+constexpr int kStages = 4;
+constexpr int kLeftBytes = kHalf * kSlots * 2;
+constexpr int kRightBytes = kHalf * kColumns * 2;
+constexpr int kWalkThreads = 256;
+
+struct WalkShared {
+  uint64_t full[kStages];
+  uint64_t empty[kStages];
+  float whole[kStages];  // decay over the tile
+};
+
+constexpr int kWalkBytes = kStages * (kLeftBytes + kRightBytes) + static_cast<int>(sizeof(WalkShared));
+
+// The tokens of one walk in its order, half a tile at a time.
+template <bool kReverse>
+struct Halves {
+  const Sm90BackwardParams& p;
+  int first, count;
+
+  __device__ int half(int step) const { return kReverse ? count - 1 - step : step; }
+  __device__ int tile_index(int step) const { return first + half(step) / 2; }
+  __device__ Tile tile(int step) const { return p.in.tile[tile_index(step)]; }
+  __device__ int64_t token(int step) const { return tile(step).token + (half(step) & 1) * kHalf; }
+  __device__ int real(int step) const { return max(0, min(kHalf, tile(step).tokens - (half(step) & 1) * kHalf)); }
+};
+
+// In place: two 16-byte pieces of a row of a stage's left operand times a factor.
+__device__ __forceinline__ void scale_pieces(char* tile, int row, int piece0, float factor) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    uint4* at = reinterpret_cast<uint4*>(tile + piece_offset(kHalf, row, piece0 + i));
+    uint4 x = *at;
+    uint32_t* pairs = reinterpret_cast<uint32_t*>(&x);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float2 f = unpack(pairs[c]);
+      pairs[c] = pack(f.x * factor, f.y * factor);
+    }
+    *at = x;
+  }
+}
+
+template <bool kReverse>
+__device__ __forceinline__ void produce(const Sm90BackwardParams& p, const Workspace& w, const Halves<kReverse>& halves, int h, int pass, int slot0, int column0,
+                                        char* left, char* right, WalkShared& s) {
+  const bf16* slots = kReverse ? (pass == kKeys ? w.d_scores : w.weights) : w.writes;
+  const void* rows = pass == kKeys ? (kReverse ? p.d_q : p.d_k) : (kReverse ? p.grad_o : p.in.v);
+  const int64_t stride = pass == kValues && !kReverse ? p.in.v_stride : static_cast<int64_t>(p.in.H) * kD;
+  const int64_t slots_stride = static_cast<int64_t>(p.in.H) * kM;
+  const auto load = [&](int step) {
+    if (step < halves.count) {
+      const int64_t token = halves.token(step);
+      const int real = halves.real(step);
+      const int stage = step % kStages;
+      load_tile<kHalf, kSlots / 8, 128>(shared_address(left + stage * kLeftBytes), slots + token * slots_stride + h * kM + slot0, slots_stride, real);
+      load_tile<kHalf, kColumns / 8, 128>(shared_address(right + stage * kRightBytes), static_cast<const bf16*>(rows) + token * stride + h * kD + column0, stride, real);
+    }
+    copy_async_commit();
+  };
+  const int lane = threadIdx.x % 32;
+  const int row = 16 * (threadIdx.x / 32) + lane % 8;  // and row + 8
+  struct Factors {
+    float row0, row8, whole;
+  };
+  const auto factors = [&](int step) {
+    Factors f = {0.0F, 0.0F, 0.0F};
+    if (step < halves.count) {
+      const Tile tile = halves.tile(step);
+      const float2* gate = w.gate + h * p.in.T + tile.token;
+      const float2 end = gate[tile.tokens - 1];
+      const int offset = (halves.half(step) & 1) * kHalf;
+      const float2 zero = make_float2(0.0F, 0.0F);
+      if (offset + row < tile.tokens) f.row0 = kReverse ? gate_between(gate[offset + row], zero) : gate_between(end, gate[offset + row]);
+      if (offset + row + 8 < tile.tokens) f.row8 = kReverse ? gate_between(gate[offset + row + 8], zero) : gate_between(end, gate[offset + row + 8]);
+      f.whole = __expf(end.x);
+    }
+    return f;
+  };
+  for (int step = 0; step < kStages - 1; ++step) load(step);
+  Factors now = factors(0);
+  for (int step = 0; step < halves.count; ++step) {
+    const int stage = step % kStages;
+    if (step >= 1) barrier_wait(&s.empty[(step - 1) % kStages], (step - 1) / kStages & 1);
+    load(step + kStages - 1);
+    const Factors next = factors(step + 1);
+    if (threadIdx.x == 0) s.whole[stage] = now.whole;
+    copy_async_wait<kStages - 1>();
+    named_barrier(1, 128);
+    scale_pieces(left + stage * kLeftBytes, row, 2 * (lane / 8), now.row0);
+    scale_pieces(left + stage * kLeftBytes, row + 8, 2 * (lane / 8), now.row8);
+    fence_async_proxy();
+    barrier_arrive(&s.full[stage]);
+    now = next;
+  }
+}
+
+// Where register i of a thread's state lies in memory, from the thread's first place on: [K, M] for keys, [M, V] for values.
+__device__ constexpr int key_place(int i) { return (8 * (i / 4) + i % 2) * kM + 8 * (i / 2 % 2); }
+__device__ constexpr int value_place(int i) { return 8 * (i / 2 % 2) * kD + 8 * (i / 4) + i % 2; }
+
+template <bool kReverse>
+__device__ __forceinline__ void walk(const Sm90BackwardParams& p, const Workspace& w) {
+  extern __shared__ __align__(1024) char raw[];
+  char* left = raw;
+  char* right = left + kStages * kLeftBytes;
+  WalkShared& s = *reinterpret_cast<WalkShared*>(right + kStages * kRightBytes);
+  const int pass = blockIdx.y / kParts;
+  const int slot0 = static_cast<int>(blockIdx.y % kParts) / (kD / kColumns) * kSlots;
+  const int column0 = static_cast<int>(blockIdx.y % (kD / kColumns)) * kColumns;
+  const int h = blockIdx.x % p.in.H;
+  const int n = blockIdx.x / p.in.H;
+  const int first = p.in.first_tile[n];
+  const Halves<kReverse> halves = {p, first, 2 * (p.in.first_tile[n + 1] - first)};
+  if (threadIdx.x < kStages) {
+    barrier_init(&s.full[threadIdx.x], 128);
+    barrier_init(&s.empty[threadIdx.x], 128);
+  }
+  __syncthreads();
+
+  if (threadIdx.x < 128) {
+    produce<kReverse>(p, w, halves, h, pass, slot0, column0, left, right, s);
+  } else {
+    const int lane = threadIdx.x % 32;
+    const int slot = slot0 + 16 * (threadIdx.x / 32 % 4) + lane / 4;  // and slot + 8
+    const int column = column0 + 2 * (lane % 4);
+    const int64_t mine = (static_cast<int64_t>(n) * p.in.H + h) * kM * kD + (pass == kKeys ? column * kM + slot : slot * kD + column);
+    float state[64];  // [64 slots, 128 columns]
+    const float* given = kReverse ? (pass == kKeys ? p.grad_final_k : p.grad_final_v) : (pass == kKeys ? p.in.initial_k : p.in.initial_v);
+#pragma unroll
+    for (int i = 0; i < 64; ++i) state[i] = 0.0F;
+    if (given != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 64; ++i) state[i] = given[mine + (pass == kKeys ? key_place(i) : value_place(i))];
+    }
+    for (int step = 0; step < halves.count; ++step) {
+      const int stage = step % kStages;
+      const bool new_tile = (step & 1) == 0;
+      if (new_tile) {
+        bf16* to = (kReverse ? w.d_states : w.states) + tile_state(p, halves.tile_index(step), h, pass) + column0;
+        store_rows(state, to + slot * kD, to + (slot + 8) * kD, true, true);
+      }
+      barrier_wait(&s.full[stage], step / kStages & 1);
+      if (new_tile) scale_rows(state, s.whole[stage], s.whole[stage]);
+      const uint32_t at_left = shared_address(left + stage * kLeftBytes);
+      const uint32_t at_right = shared_address(right + stage * kRightBytes);
+      wgmma_fence();
+#pragma unroll
+      for (int kk = 0; kk < kHalf / 16; ++kk) {
+        wgmma<1, 1>(state, along_rows(at_left, kHalf, 16 * kk, 0), along_rows(at_right, kHalf, 16 * kk, 0), 1);
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+      barrier_arrive(&s.empty[stage]);
+    }
+    if (kReverse) {
+      float* to = pass == kKeys ? p.d_initial_k : p.d_initial_v;
+      if (to != nullptr) {
+#pragma unroll
+        for (int i = 0; i < 64; ++i) to[mine + (pass == kKeys ? key_place(i) : value_place(i))] = state[i];
+      }
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kWalkThreads, 2) cyclic_flow_backward_states_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
+  walk<false>(p, w);
+}
+__global__ void __launch_bounds__(kWalkThreads, 2) cyclic_flow_backward_d_states_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
+  walk<true>(p, w);
+}
+
+}  // namespace
+
+cudaError_t backward_states(const Sm90BackwardParams& p, bool reverse, cudaStream_t stream) {
+  auto* kernel = reverse ? cyclic_flow_backward_d_states_sm90 : cyclic_flow_backward_states_sm90;
+  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWalkBytes);
+  if (status != cudaSuccess) return status;
+  kernel<<<dim3(p.in.N * p.in.H, 2 * kParts), kWalkThreads, kWalkBytes, stream>>>(p, workspace_of(p));
+  return cudaGetLastError();
+}
+
+}  // namespace cyfa::cyclic_flow::sm90_backward_stages
