@@ -88,7 +88,11 @@ std::vector<at::Tensor> linear_steps(const at::Tensor& x, const std::vector<Line
   std::vector<at::Tensor> results;
   std::vector<dense::Gemv> products;
   std::vector<at::Tensor> keep;
-  const at::Tensor rows = x.contiguous();
+  at::Tensor packed;
+  if (plain_fp32(x) && x.dim() == 2) {
+    packed = at::empty({dense::packed_floats(x.size(0), x.size(1))}, x.options());
+    dense::pack_vectors(x.size(0), x.size(1), x.contiguous().const_data_ptr<float>(), packed.data_ptr<float>());
+  }
   std::vector<int64_t> first = {0};  // of each product on one axis of all output rows
   for (const LinearWeight& w : weights) {
     check_step(x, w);
@@ -103,7 +107,7 @@ std::vector<at::Tensor> linear_steps(const at::Tensor& x, const std::vector<Line
     g.out = w.weight.size(0);
     g.weight = w.weight.const_data_ptr();
     g.type = w.weight.scalar_type() == at::kFloat ? dense::WeightType::kF32 : dense::WeightType::kBf16;
-    g.x = rows.const_data_ptr<float>();
+    g.x = packed.const_data_ptr<float>();
     if (w.bias) {
       keep.push_back(w.bias->to(at::kFloat).contiguous());
       g.bias = keep.back().const_data_ptr<float>();

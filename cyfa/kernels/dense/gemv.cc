@@ -7,6 +7,14 @@
 
 namespace cyfa::dense {
 
+void pack_vectors(int64_t batch, int64_t in, const float* x, float* packed) {
+  for (int64_t begin = 0; begin < in; begin += kPack) {
+    for (int64_t b = 0; b < batch; ++b, packed += kPack) {
+      for (int64_t i = 0; i < kPack; ++i) packed[i] = begin + i < in ? x[b * in + begin + i] : 0.0F;
+    }
+  }
+}
+
 void gemv_cpu(const Gemv& g, int64_t begin, int64_t end, cpu::Isa isa) {
   if (!cpu::isa_available(isa)) throw std::invalid_argument(std::string("gemv: isa ") + cpu::isa_name(isa) + " is not available here");
   if (begin < 0 || begin > end || end > g.out) {

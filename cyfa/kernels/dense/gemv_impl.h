@@ -33,36 +33,40 @@ Vec load_first(const uint16_t* from, int64_t count) {
   return Vec::load_bf16(whole);
 }
 
-// Bytes ahead of its use at which a weight row is asked for.
-constexpr int64_t kAheadBytes = 1024;
-
-// kRows rows of the weight times kBatch vectors, in registers: one accumulator a pair, which runs along the whole row.
-template <class Vec, int kRows, int kBatch, class Weight>
+// kRows rows of the weight times kBatch vectors, in registers: one accumulator a pair, which runs along the whole row. kPrefetch: the rows
+// that come next are asked for meanwhile.
+template <class Vec, int kRows, int kBatch, bool kPrefetch, class Weight>
 void block(const Gemv& g, int64_t row, int64_t b) {
-  const Weight* w[kRows];
-  const float* x[kBatch];
-  for (int r = 0; r < kRows; ++r) w[r] = static_cast<const Weight*>(g.weight) + (row + r) * g.in;
-  for (int n = 0; n < kBatch; ++n) x[n] = g.x + (b + n) * g.in;
+  const Weight* w = static_cast<const Weight*>(g.weight) + row * g.in;
+  const float* x = g.x + b * kPack;
   Vec sum[kRows][kBatch];
   for (int r = 0; r < kRows; ++r) {
     for (int n = 0; n < kBatch; ++n) sum[r][n] = Vec::zero();
   }
   int64_t i = 0;
-  for (; i + Vec::kWidth <= g.in; i += Vec::kWidth) {
-    Vec weight[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      if constexpr (kBatch == 1) __builtin_prefetch(reinterpret_cast<const char*>(w[r] + i) + kAheadBytes, 0, 3);
-      weight[r] = load<Vec>(w[r] + i);
+  for (; i + kPack <= g.in; i += kPack, x += g.batch * kPack) {
+    if constexpr (kPrefetch) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) __builtin_prefetch(w + (kRows + r) * g.in + i, 0, 3);
     }
-    for (int n = 0; n < kBatch; ++n) {
-      const Vec part = Vec::load(x[n] + i);
-      for (int r = 0; r < kRows; ++r) sum[r][n] = fma(weight[r], part, sum[r][n]);
+#pragma GCC unroll 4
+    for (int64_t part = 0; part < kPack; part += Vec::kWidth) {
+      Vec weight[kRows];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) weight[r] = load<Vec>(w + r * g.in + i + part);
+#pragma GCC unroll 8
+      for (int n = 0; n < kBatch; ++n) {
+        const Vec xn = Vec::load(x + n * kPack + part);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) sum[r][n] = fma(weight[r], xn, sum[r][n]);
+      }
     }
   }
-  if (i < g.in) {
+  for (int64_t part = 0; i + part < g.in; part += Vec::kWidth) {
+    const int64_t left = g.in - i - part < Vec::kWidth ? g.in - i - part : Vec::kWidth;
     for (int r = 0; r < kRows; ++r) {
-      const Vec weight = load_first<Vec>(w[r] + i, g.in - i);
-      for (int n = 0; n < kBatch; ++n) sum[r][n] = fma(weight, Vec::load_first(x[n] + i, g.in - i), sum[r][n]);
+      const Vec weight = load_first<Vec>(w + r * g.in + i + part, left);
+      for (int n = 0; n < kBatch; ++n) sum[r][n] = fma(weight, Vec::load(x + n * kPack + part), sum[r][n]);
     }
   }
   for (int r = 0; r < kRows; ++r) {
@@ -75,15 +79,31 @@ void block(const Gemv& g, int64_t row, int64_t b) {
 template <class Vec, int kRows, class Weight>
 void rows(const Gemv& g, int64_t row) {
   int64_t b = 0;
-  for (; b + 3 <= g.batch; b += 3) block<Vec, kRows, 3, Weight>(g, row, b);
-  if (g.batch - b == 2) block<Vec, kRows, 2, Weight>(g, row, b);
-  if (g.batch - b == 1) block<Vec, kRows, 1, Weight>(g, row, b);
+  if (g.batch >= 4) {
+    block<Vec, kRows, 4, true, Weight>(g, row, 0);
+    for (b = 4; b + 4 <= g.batch; b += 4) block<Vec, kRows, 4, false, Weight>(g, row, b);
+  }
+  switch (g.batch - b) {
+    case 3:
+      return block<Vec, kRows, 3, true, Weight>(g, row, b);
+    case 2:
+      return block<Vec, kRows, 2, true, Weight>(g, row, b);
+    case 1:
+      return block<Vec, kRows, 1, true, Weight>(g, row, b);
+    default:
+      return;
+  }
 }
 
+// One vector: eight rows of weights on their way hide the memory's latency. Several: 3 rows by 4 vectors fill the sixteen registers of AVX2.
 template <class Vec, class Weight>
 void gemv_typed(const Gemv& g, int64_t begin, int64_t end) {
   int64_t row = begin;
-  for (; row + 4 <= end; row += 4) rows<Vec, 4, Weight>(g, row);
+  if (g.batch == 1) {
+    for (; row + 8 <= end; row += 8) block<Vec, 8, 1, true, Weight>(g, row, 0);
+  } else {
+    for (; row + 3 <= end; row += 3) rows<Vec, 3, Weight>(g, row);
+  }
   for (; row < end; ++row) rows<Vec, 1, Weight>(g, row);
 }
 

@@ -1,0 +1,140 @@
+// Tokenizers and UTF-8 in pieces.
+#include <gtest/gtest.h>
+#include <sentencepiece_trainer.h>
+
+#include <fstream>
+#include <random>
+
+#include "cyfa/data/tokenizer.h"
+#include "cyfa/data/utf8.h"
+#include "cyfa/io/file_error.h"
+#include "tests/model/small_model.h"
+
+namespace cyfa::test {
+namespace {
+
+std::string random_bytes(std::mt19937& random, size_t most) {
+  std::string text(random() % (most + 1), '\0');
+  for (char& c : text) c = static_cast<char>(random());
+  return text;
+}
+
+TEST(ByteTokenizer, AnyBytesComeBack) {
+  const ByteTokenizer tokenizer;
+  std::mt19937 random(1);
+  for (int i = 0; i < 500; ++i) {
+    const std::string text = random_bytes(random, 200);
+    EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
+  }
+  EXPECT_EQ(tokenizer.piece(ByteTokenizer::kBegin), "");
+  EXPECT_EQ(tokenizer.piece(-1), "");
+  EXPECT_EQ(tokenizer.piece(1 << 20), "");
+}
+
+class Lines final : public sentencepiece::SentenceIterator {
+ public:
+  bool done() const override { return count_ == 400; }
+  void Next() override { line_ = "the quick brown fox jumps over the lazy dog number " + std::to_string(++count_ * 37 % 101); }
+  const std::string& value() const override { return line_; }
+  sentencepiece::util::Status status() const override { return {}; }
+
+ private:
+  int count_ = 0;
+  std::string line_ = "the quick brown fox jumps over the lazy dog";
+};
+
+// A small SentencePiece model with bytes to fall back on, trained here.
+class SentencePiece : public testing::Test {
+ protected:
+  void SetUp() override {
+    Lines lines;
+    std::string model;
+    const auto status = sentencepiece::SentencePieceTrainer::Train(
+        "--vocab_size=330 --model_type=bpe --byte_fallback=true --minloglevel=2 --hard_vocab_limit=false --normalization_rule_name=identity", &lines,
+        &model);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    std::ofstream(folder_ / "tokenizer.model", std::ios::binary) << model;
+    tokenizer_ = load_tokenizer((folder_ / "tokenizer.model").string());
+  }
+  Folder folder_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+};
+
+TEST_F(SentencePiece, TextsComeBack) {
+  for (const char* text : {"the quick brown fox", "dog number 12", "Grüße aus 東京 🙂", "a", "\xE2\x82\xAC"}) {
+    const std::vector<int64_t> ids = tokenizer_->encode(text);
+    EXPECT_EQ(tokenizer_->decode(ids), text);
+    std::string pieces;
+    for (const int64_t id : ids) pieces += tokenizer_->piece(id);
+    EXPECT_EQ(pieces, std::string(" ") + text);
+  }
+  EXPECT_TRUE(tokenizer_->encode("").empty());
+  EXPECT_EQ(tokenizer_->piece(1), "");  // <s>
+  EXPECT_EQ(tokenizer_->piece(tokenizer_->vocab_size()), "");
+}
+
+TEST_F(SentencePiece, InvalidTextIsTaken) {
+  std::mt19937 random(2);
+  for (int i = 0; i < 300; ++i) {
+    const std::vector<int64_t> ids = tokenizer_->encode(random_bytes(random, 60));
+    const std::string text = tokenizer_->decode(ids);
+    EXPECT_EQ(as_utf8(text), text);
+  }
+}
+
+TEST_F(SentencePiece, OfACheckpoint) {
+  Json config = small_config();
+  EXPECT_THROW(checkpoint_tokenizer(folder_ / "", ModelConfig::parse(config)), io::FileError);  // 61 tokens in the model
+  config["vocab_size"] = 1000;
+  EXPECT_EQ(checkpoint_tokenizer(folder_ / "", ModelConfig::parse(config))->hash(), tokenizer_->hash());
+  config["tokenizer"] = "bytes";
+  EXPECT_EQ(checkpoint_tokenizer(folder_ / "", ModelConfig::parse(config))->name(), "bytes");
+  config.erase("tokenizer");
+  EXPECT_THROW(checkpoint_tokenizer(folder_ / "nowhere", ModelConfig::parse(config)), io::FileError);
+}
+
+TEST(Tokenizers, FilesThatAreNone) {
+  const Folder folder;
+  EXPECT_THROW(load_tokenizer((folder / "absent").string()), io::FileError);
+  std::ofstream(folder / "text") << "this is not a model";
+  EXPECT_THROW(load_tokenizer((folder / "text").string()), io::FileError);
+  std::ofstream(folder / "empty");
+  EXPECT_THROW(load_tokenizer((folder / "empty").string()), io::FileError);
+}
+
+TEST(Utf8, WholeCharacters) {
+  EXPECT_EQ(whole_characters(""), 0U);
+  EXPECT_EQ(whole_characters("abc"), 3U);
+  EXPECT_EQ(whole_characters("ab\xE2\x82"), 2U);
+  EXPECT_EQ(whole_characters("ab\xE2\x82\xAC"), 5U);
+  EXPECT_EQ(whole_characters("\xF0\x9F\x99"), 0U);
+  EXPECT_EQ(whole_characters("\xFF"), 1U);       // never a character
+  EXPECT_EQ(whole_characters("a\x80"), 2U);      // likewise
+  EXPECT_EQ(whole_characters("\xED\xA0"), 2U);   // half of a surrogate
+  EXPECT_EQ(whole_characters("\xC3"), 0U);
+}
+
+TEST(Utf8, WhatIsNoTextIsReplaced) {
+  EXPECT_EQ(as_utf8("Grüße 🙂"), "Grüße 🙂");
+  EXPECT_EQ(as_utf8("a\xFFz"), "a\xEF\xBF\xBDz");
+  EXPECT_EQ(as_utf8("\xE2\x82"), "\xEF\xBF\xBD");
+  EXPECT_EQ(as_utf8("\xE2\x82z"), "\xEF\xBF\xBDz");
+  EXPECT_EQ(as_utf8(std::string("a\0b", 3)), std::string("a\0b", 3));
+  // In pieces as in one.
+  std::mt19937 random(4);
+  for (int i = 0; i < 2000; ++i) {
+    const std::string bytes = random_bytes(random, 12);
+    std::string pending, out;
+    for (const char c : bytes) {
+      pending += c;
+      const size_t whole = whole_characters(pending);
+      out += as_utf8(pending.substr(0, whole));
+      pending.erase(0, whole);
+    }
+    EXPECT_EQ(out + as_utf8(pending), as_utf8(bytes));
+    EXPECT_EQ(as_utf8(as_utf8(bytes)), as_utf8(bytes));
+  }
+}
+
+}  // namespace
+}  // namespace cyfa::test

@@ -1,0 +1,238 @@
+// Sampling, streaming text, saved states, and generation as a whole.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <map>
+
+#include "cyfa/decode/generator.h"
+#include "cyfa/io/file_error.h"
+#include "tests/model/small_model.h"
+
+namespace cyfa::test {
+namespace {
+
+std::map<int64_t, int> draws(const SamplingOptions& options, const std::vector<float>& logits, int count = 4000, std::vector<int64_t> history = {}) {
+  Sampler sampler(options);
+  std::map<int64_t, int> seen;
+  for (int i = 0; i < count; ++i) ++seen[sampler.next(logits, history)];
+  return seen;
+}
+
+TEST(Sampler, GreedyTakesTheFirstOfTheLargest) {
+  Sampler sampler({});
+  EXPECT_EQ(sampler.next(std::vector<float>{0, 3, 3, -1}, {}), 1);
+  EXPECT_EQ(sampler.next(std::vector<float>{NAN, -5, -4}, {}), 2);
+}
+
+TEST(Sampler, DrawsFollowTheDistribution) {
+  const std::vector<float> logits = {std::log(0.5F), std::log(0.3F), std::log(0.2F)};
+  SamplingOptions options;
+  options.temperature = 1;
+  const auto seen = draws(options, logits, 20000);
+  EXPECT_NEAR(seen.at(0) / 20000.0, 0.5, 0.015);
+  EXPECT_NEAR(seen.at(2) / 20000.0, 0.2, 0.015);
+  options.temperature = 0.5;  // squares
+  EXPECT_NEAR(draws(options, logits, 20000).at(0) / 20000.0, 0.25 / 0.38, 0.015);
+}
+
+TEST(Sampler, CutsKeepWhatTheyShould) {
+  const std::vector<float> logits = {std::log(0.4F), std::log(0.3F), std::log(0.2F), std::log(0.1F)};
+  SamplingOptions options;
+  options.temperature = 1;
+  options.top_k = 2;
+  EXPECT_EQ(draws(options, logits).size(), 2U);
+  options = {.temperature = 1, .top_p = 0.65};
+  EXPECT_EQ(draws(options, logits).size(), 2U);
+  options = {.temperature = 1, .top_p = 1e-9};
+  EXPECT_EQ(draws(options, logits).size(), 1U);
+  options = {.temperature = 1, .min_p = 0.45};
+  EXPECT_EQ(draws(options, logits).size(), 3U);
+  options = {.temperature = 1, .top_k = 100};
+  EXPECT_EQ(draws(options, logits).size(), 4U);
+}
+
+TEST(Sampler, RepetitionIsPunishedOnce) {
+  SamplingOptions options;
+  options.repetition_penalty = 2;
+  Sampler sampler(options);
+  EXPECT_EQ(sampler.next(std::vector<float>{3, 2, -1}, std::vector<int64_t>{0, 0, 0}), 1);
+  EXPECT_EQ(sampler.next(std::vector<float>{-1.5F, -1, -9}, std::vector<int64_t>{1, -7, 99}), 0);
+}
+
+TEST(Sampler, EqualSeedsGiveEqualDraws) {
+  SamplingOptions options;
+  options.temperature = 1;
+  options.seed = 7;
+  Sampler a(options), b(options);
+  const std::vector<float> logits(50, 0.0F);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(a.next(logits, {}), b.next(logits, {}));
+}
+
+TEST(Sampler, BadInputIsRefused) {
+  for (const SamplingOptions& bad : std::vector<SamplingOptions>{{.temperature = -1}, {.temperature = NAN}, {.top_k = -1}, {.top_p = 0}, {.top_p = 1.5},
+                                                                {.min_p = -0.1}, {.min_p = 2}, {.repetition_penalty = 0}, {.repetition_penalty = INFINITY}}) {
+    EXPECT_THROW(Sampler{bad}, std::invalid_argument);
+  }
+  Sampler sampler({});
+  EXPECT_THROW(sampler.next(std::vector<float>{NAN, NAN}, {}), std::runtime_error);
+  EXPECT_THROW(sampler.next(std::vector<float>{INFINITY, 1}, {}), std::runtime_error);
+  EXPECT_THROW(sampler.next({}, {}), std::runtime_error);
+}
+
+std::string streamed(TextStream& stream, const std::string& bytes) {
+  std::string out;
+  for (const char c : bytes) out += stream.add(std::string_view(&c, 1));
+  return out + stream.finish();
+}
+
+TEST(TextStream, StopsBeforeTheStopText) {
+  TextStream plain({});
+  EXPECT_EQ(streamed(plain, "Grüße\xFF"), "Grüße\xEF\xBF\xBD");
+  TextStream stop({"END", "\n\n"});
+  EXPECT_EQ(streamed(stop, "one EN two\nthree END four"), "one EN two\nthree ");
+  EXPECT_TRUE(stop.stopped());
+  EXPECT_EQ(stop.text(), "one EN two\nthree ");
+  TextStream held({"abab"});
+  EXPECT_EQ(streamed(held, "xabaabab!"), "xaba");
+  TextStream unfinished({"abc"});
+  EXPECT_EQ(streamed(unfinished, "zab"), "zab");
+  TextStream empty({""});
+  EXPECT_EQ(streamed(empty, "abc"), "abc");
+}
+
+TEST(TextStream, NeverShowsPartOfACharacterOrOfAStop) {
+  TextStream stream({"ST"});
+  EXPECT_EQ(stream.add("a\xE2\x82"), "a");
+  EXPECT_EQ(stream.add("\xAC"), "\xE2\x82\xAC");
+  EXPECT_EQ(stream.add("S"), "");
+  EXPECT_EQ(stream.add("x"), "Sx");
+}
+
+Json byte_config() {
+  Json config = small_config();
+  config["vocab_size"] = 258;
+  config["bos_token_id"] = 256;
+  config["eos_token_id"] = 257;
+  return config;
+}
+
+class Generation : public testing::Test {
+ protected:
+  CausalLM model_ = small_model(byte_config());
+  ByteTokenizer tokenizer_;
+  Generator generator_{model_, tokenizer_};
+
+  Prompt prompt(const std::string& text) const { return {tokenizer_.encode(text), std::nullopt}; }
+  static GenerateOptions options(int64_t tokens, double temperature = 0) {
+    GenerateOptions o;
+    o.max_tokens = tokens;
+    o.sampling.temperature = temperature;
+    o.ignore_eos = true;
+    return o;
+  }
+};
+
+TEST_F(Generation, ABatchGivesWhatEachPromptGivesAlone) {
+  std::vector<Prompt> prompts;
+  for (const char* text : {"a", "a longer prompt than the others, by far, so that several chunks of it are read one after another", "xyz", "\xFF\x00z"}) {
+    prompts.push_back(prompt(text));
+  }
+  for (const double temperature : {0.0, 1.0}) {
+    GenerateOptions o = options(40, temperature);
+    o.prefill_chunk = 33;
+    o.ignore_eos = false;
+    const std::vector<Completion> together = generator_.run(prompts, o, true);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      const Completion alone = generator_.run({prompts[i]}, o, true).front();
+      EXPECT_EQ(alone.ids, together[i].ids);
+      EXPECT_EQ(alone.text, together[i].text);
+      EXPECT_TRUE(at::equal(alone.snapshot.logits, together[i].snapshot.logits));
+      for (size_t layer = 0; layer < alone.snapshot.state.layers.size(); ++layer) {
+        for (size_t part = 0; part < alone.snapshot.state.layers[layer].size(); ++part) {
+          EXPECT_TRUE(at::equal(alone.snapshot.state.layers[layer][part], together[i].snapshot.state.layers[layer][part]));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Generation, GoesOnFromASnapshotAsIfNothingHadHappened) {
+  const Folder folder;
+  const Completion whole = generator_.run({prompt("prefix")}, options(30)).front();
+  const Completion first = generator_.run({prompt("prefix")}, options(13), true).front();
+  save_snapshot(folder / "state", first.snapshot, model_);
+  Prompt rest;
+  rest.snapshot = load_snapshot(folder / "state", model_);
+  const Completion second = generator_.run({rest}, options(17)).front();
+  std::vector<int64_t> ids = first.ids;
+  ids.insert(ids.end(), second.ids.begin(), second.ids.end());
+  EXPECT_EQ(ids, whole.ids);
+  EXPECT_EQ(second.cached_tokens, 6 + 13);
+  EXPECT_EQ(second.prompt_tokens, 0);
+  // The snapshot itself is not used up.
+  EXPECT_EQ(generator_.run({rest}, options(17)).front().ids, second.ids);
+  // More text after it.
+  rest.ids = tokenizer_.encode(" more");
+  EXPECT_EQ(generator_.run({rest}, options(5)).front().prompt_tokens, 5);
+}
+
+TEST_F(Generation, DamagedAndForeignSnapshotsAreRefused) {
+  const Folder folder;
+  save_snapshot(folder / "state", generator_.run({prompt("abc")}, options(3), true).front().snapshot, model_);
+  EXPECT_THROW(load_snapshot(folder / "state", small_model(byte_config(), 4)), io::FileError);
+  std::ifstream in(folder / "state", std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  for (const size_t place : {bytes.size() / 2, bytes.size() - 1, bytes.size() * 3 / 4}) {
+    std::string changed = bytes;
+    changed[place] = static_cast<char>(changed[place] ^ 4);
+    std::ofstream(folder / "changed", std::ios::binary) << changed;
+    EXPECT_THROW(load_snapshot(folder / "changed", model_), io::FileError);
+  }
+  for (size_t i = 0; i < 20; ++i) {
+    std::ofstream(folder / "cut", std::ios::binary) << bytes.substr(0, bytes.size() * i / 20);
+    EXPECT_THROW(load_snapshot(folder / "cut", model_), io::FileError);
+  }
+  std::string version = bytes;
+  version.replace(version.find("\"cyfa_state\":\"1\""), 16, "\"cyfa_state\":\"2\"");
+  std::ofstream(folder / "version", std::ios::binary) << version;
+  EXPECT_THROW(load_snapshot(folder / "version", model_), io::FileError);
+}
+
+TEST_F(Generation, EndsWhereItShould) {
+  const Completion free = generator_.run({prompt("text")}, options(25)).front();
+  EXPECT_EQ(free.reason, Completion::Reason::kLength);
+  EXPECT_EQ(free.ids.size(), 25U);
+  EXPECT_EQ(generator_.run({prompt("text")}, options(0)).front().ids.size(), 0U);
+  GenerateOptions o = options(25);
+  o.stop = {tokenizer_.piece(free.ids[4])};
+  const Completion stopped = generator_.run({prompt("text")}, o).front();
+  if (!o.stop[0].empty()) {
+    EXPECT_EQ(stopped.reason, Completion::Reason::kStop);
+    EXPECT_LE(stopped.ids.size(), 5U);
+  }
+  // A model whose likeliest token is the end.
+  CausalLM ends = small_model(byte_config());
+  ends.parameters().back().zero_();
+  const Tokenizer& tokenizer = tokenizer_;
+  GenerateOptions stop_at_end = options(10);
+  stop_at_end.ignore_eos = false;
+  Json config = byte_config();
+  config["eos_token_id"] = Json::array({0, 257});  // all logits equal: the smallest id
+  CausalLM zero(ModelConfig::parse(config));
+  zero.parameters() = ends.parameters();
+  const Completion at_once = Generator(zero, tokenizer).run({prompt("q")}, stop_at_end).front();
+  EXPECT_EQ(at_once.reason, Completion::Reason::kEndOfText);
+  EXPECT_TRUE(at_once.ids.empty());
+}
+
+TEST_F(Generation, StreamsWhatItReturns) {
+  std::string shown;
+  generator_.on_text = [&](size_t, const std::string& text) { shown += text; };
+  EXPECT_EQ(generator_.run({prompt("stream")}, options(50, 1.0)).front().text, shown);
+}
+
+TEST_F(Generation, NothingToBeginWithIsAnError) { EXPECT_THROW(generator_.run({Prompt()}, options(5)), std::invalid_argument); }
+
+}  // namespace
+}  // namespace cyfa::test

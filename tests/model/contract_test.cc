@@ -1,0 +1,199 @@
+// What every model keeps, whatever its mixer and its ablations: forward, pieces, packed sequences and steps agree.
+#include <gtest/gtest.h>
+
+#include "tests/model/small_model.h"
+
+namespace cyfa::test {
+namespace {
+
+struct Variant {
+  const char* name;
+  Json changes;
+};
+
+std::vector<Variant> variants() {
+  return {{"Published", Json::object()},
+          {"NoForgetGate", {{"use_forget_gate", false}}},
+          {"ConstantClock", {{"clock", "constant"}}},
+          {"IdentityReadout", {{"readout", "identity"}}},
+          {"NoShortConv", {{"use_short_conv", false}}},
+          {"NoQkNorm", {{"use_qk_norm", false}}},
+          {"SiluAfterConv", {{"conv_activation", "silu"}}},
+          {"ConvBias", {{"conv_bias", true}}},
+          {"ClockWithGradient", {{"clock_stop_gradient", false}}},
+          {"Wide", {{"num_slots", 64}, {"expand_v", 2.0}}},
+          {"TiedHead", {{"tie_word_embeddings", true}}}};
+}
+
+class ModelContract : public testing::TestWithParam<Variant> {
+ protected:
+  static CausalLM model() {
+    Json config = small_config();
+    config.update(GetParam().changes);
+    return small_model(config);
+  }
+};
+
+double rel(const at::Tensor& a, const at::Tensor& b) { return (a - b).norm().item<double>() / b.norm().item<double>(); }
+
+// The same model in double.
+at::Tensor exact_logits(const CausalLM& m, const at::Tensor& ids) {
+  CausalLM wide(m.config());
+  for (size_t id = 0; id < m.parameters().size(); ++id) wide.parameters()[id] = m.parameters()[id].to(at::kDouble);
+  const Weights w = wide.weights();
+  return wide.head(w, wide.forward(w, ids).hidden);
+}
+
+void expect_same_state(const ModelState& a, const ModelState& b) {
+  for (size_t layer = 0; layer < a.layers.size(); ++layer) {
+    for (size_t i = 0; i < a.layers[layer].size(); ++i) {
+      if (b.layers[layer][i].numel() == 0) continue;
+      EXPECT_LT(rel(a.layers[layer][i].to(at::kDouble), b.layers[layer][i].to(at::kDouble)), 2e-5) << layer << " " << i;
+    }
+  }
+}
+
+TEST_P(ModelContract, StepsAreForward) {
+  const at::NoGradGuard no_grad;
+  const CausalLM m = model();
+  const Weights w = m.step_weights();
+  const at::Tensor ids = random_ids(m, {3, 37});
+  const LmOutput all = m.forward(w, ids);
+  const at::Tensor logits = m.head(w, all.hidden);
+  ModelState state = m.initial_state(3);
+  const at::Tensor exact = exact_logits(m, ids);
+  EXPECT_LT(rel(logits, exact), 5e-5);
+  for (int64_t t = 0; t < ids.size(1); ++t) EXPECT_LT(rel(m.step(w, ids.select(1, t), state), exact.select(1, t)), 5e-5) << t;
+  expect_same_state(state, all.final_state);
+}
+
+TEST_P(ModelContract, ASequenceMayBeCutAnywhere) {
+  const at::NoGradGuard no_grad;
+  const CausalLM m = model();
+  const Weights w = m.weights();
+  const at::Tensor ids = random_ids(m, {2, 70});
+  const LmOutput all = m.forward(w, ids);
+  for (const int64_t cut : {0, 1, 2, 3, 63, 64, 65, 69, 70}) {
+    const LmOutput first = m.forward(w, ids.narrow(1, 0, cut));
+    const ModelState before = first.final_state.clone();
+    const LmOutput second = m.forward(w, ids.narrow(1, cut, 70 - cut), std::nullopt, &first.final_state);
+    EXPECT_LT(rel(at::cat({first.hidden, second.hidden}, 1), all.hidden), 2e-5) << cut;
+    expect_same_state(second.final_state, all.final_state);
+    for (size_t layer = 0; layer < before.layers.size(); ++layer) {
+      for (size_t i = 0; i < before.layers[layer].size(); ++i) EXPECT_TRUE(at::equal(before.layers[layer][i], first.final_state.layers[layer][i]));
+    }
+  }
+}
+
+TEST_P(ModelContract, PackedIsSeparate) {
+  const at::NoGradGuard no_grad;
+  const CausalLM m = model();
+  const Weights w = m.weights();
+  const std::vector<int64_t> lengths = {5, 1, 0, 66, 2};
+  std::vector<int64_t> borders = {0};
+  for (const int64_t n : lengths) borders.push_back(borders.back() + n);
+  const at::Tensor ids = random_ids(m, {1, borders.back()});
+  const LmOutput packed = m.forward(w, ids, at::tensor(borders, at::kLong));
+  std::vector<ModelState> states;
+  for (size_t n = 0; n < lengths.size(); ++n) {
+    const LmOutput alone = m.forward(w, ids.narrow(1, borders[n], lengths[n]));
+    states.push_back(alone.final_state);
+    if (lengths[n] == 0) continue;
+    EXPECT_LT(rel(packed.hidden.narrow(1, borders[n], lengths[n]), alone.hidden), 2e-5);
+  }
+  expect_same_state(packed.final_state, ModelState::concatenate(states));
+}
+
+TEST_P(ModelContract, TheFutureDoesNotChangeThePast) {
+  const at::NoGradGuard no_grad;
+  const CausalLM m = model();
+  const Weights w = m.weights();
+  const at::Tensor ids = random_ids(m, {1, 80}), other = ids.clone();
+  other[0][40] = (ids[0][40].item<int64_t>() + 7) % m.config().vocab_size;
+  const at::Tensor a = m.forward(w, ids).hidden, b = m.forward(w, other).hidden;
+  EXPECT_TRUE(at::equal(a.narrow(1, 0, 40), b.narrow(1, 0, 40)));
+  EXPECT_FALSE(at::equal(a.narrow(1, 40, 1), b.narrow(1, 40, 1)));
+}
+
+TEST_P(ModelContract, EqualRunsGiveEqualBitsAndAStepsRowsAreTheirOwn) {
+  const at::NoGradGuard no_grad;
+  const CausalLM m = model();
+  const Weights w = m.step_weights();
+  const at::Tensor ids = random_ids(m, {5, 9});
+  EXPECT_TRUE(at::equal(m.forward(w, ids).hidden, m.forward(w, ids).hidden));
+  ModelState together = m.initial_state(5);
+  std::vector<ModelState> alone;
+  for (int i = 0; i < 5; ++i) alone.push_back(m.initial_state(1));
+  for (int64_t t = 0; t < ids.size(1); ++t) {
+    const at::Tensor all = m.step(w, ids.select(1, t), together);
+    for (int64_t i = 0; i < 5; ++i) {
+      EXPECT_TRUE(at::equal(m.step(w, ids.select(1, t).narrow(0, i, 1), alone[static_cast<size_t>(i)]), all.narrow(0, i, 1))) << "token " << t;
+    }
+  }
+}
+
+TEST_P(ModelContract, EveryParameterTakesPart) {
+  CausalLM m = model();
+  for (at::Tensor& p : m.parameters()) p.requires_grad_();
+  m.next_token_loss(m.weights(), random_ids(m, {2, 30})).backward();
+  for (size_t id = 0; id < m.parameters().size(); ++id) {
+    ASSERT_TRUE(m.parameters()[id].grad().defined()) << m.table().specs()[id].name;
+    EXPECT_GT(m.parameters()[id].grad().abs().sum().item<double>(), 0) << m.table().specs()[id].name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Variants, ModelContract, testing::ValuesIn(variants()), [](const auto& variant) { return std::string(variant.param.name); });
+
+// The clock's input takes a gradient only where the config says so.
+TEST(Model, StopGradientOfTheClock) {
+  const auto gradient = [](bool stop) {
+    Json config = small_config(1);
+    config["clock_stop_gradient"] = stop;
+    CausalLM m = small_model(config);
+    for (at::Tensor& p : m.parameters()) p.requires_grad_();
+    m.next_token_loss(m.weights(), random_ids(m, {2, 30})).backward();
+    return m.parameters()[0].grad().clone();
+  };
+  EXPECT_FALSE(at::allclose(gradient(true), gradient(false), 1e-5, 1e-8));
+}
+
+TEST(Model, Bf16WeightsComeNear) {
+  const at::NoGradGuard no_grad;
+  const CausalLM narrow = small_model(small_config(), 3, at::kBFloat16);
+  CausalLM wide(ModelConfig::parse(small_config()));
+  for (size_t id = 0; id < wide.parameters().size(); ++id) wide.parameters()[id] = narrow.parameters()[id].to(at::kFloat);
+  const at::Tensor ids = random_ids(wide, {2, 20});
+  const Weights n = narrow.step_weights(), w = wide.step_weights();
+  EXPECT_LT(rel(narrow.head(n, narrow.forward(n, ids).hidden), wide.head(w, wide.forward(w, ids).hidden)), 1e-5);  // activations stay fp32
+  ModelState a = narrow.initial_state(2), b = wide.initial_state(2);
+  EXPECT_LT(rel(narrow.step(n, ids.select(1, 0), a), wide.step(w, ids.select(1, 0), b)), 1e-5);
+}
+
+TEST(Model, BadInputIsRefused) {
+  const CausalLM m = small_model(small_config());
+  const Weights w = m.step_weights();
+  EXPECT_ANY_THROW(m.forward(w, at::tensor({1, 2}, at::kLong)));
+  EXPECT_ANY_THROW(m.forward(w, at::tensor({1, 61}, at::kLong).unsqueeze(0)));
+  EXPECT_ANY_THROW(m.forward(w, at::tensor({1, -1}, at::kLong).unsqueeze(0)));
+  EXPECT_ANY_THROW(m.forward(w, at::ones({1, 2})));
+  ModelState other = small_model(small_config(3)).initial_state(1);
+  EXPECT_ANY_THROW(m.forward(w, at::tensor({1, 2}, at::kLong).unsqueeze(0), std::nullopt, &other));
+  ModelState state = m.initial_state(2);
+  EXPECT_ANY_THROW(m.step(w, at::tensor({1, 2, 3}, at::kLong), state));
+  EXPECT_ANY_THROW(m.next_token_loss(w, at::tensor({1}, at::kLong).unsqueeze(0)));
+}
+
+TEST(Model, StatesAreCopiedByRow) {
+  const CausalLM m = small_model(small_config());
+  const at::Tensor ids = random_ids(m, {3, 6});
+  const ModelState state = m.forward(m.weights(), ids).final_state;
+  const std::vector<ModelState> parts = {state.select({2}), state.select({0, 1})};
+  const ModelState turned = ModelState::concatenate(parts);
+  EXPECT_EQ(turned.sequences(), 3);
+  EXPECT_TRUE(at::equal(turned.layers[1][0][0], state.layers[1][0][2]));
+  EXPECT_TRUE(at::equal(turned.layers[1][0][2], state.layers[1][0][1]));
+  EXPECT_EQ(state.bytes(), 3 * m.state_bytes());
+}
+
+}  // namespace
+}  // namespace cyfa::test
