@@ -7,7 +7,7 @@
 
 namespace cyfa::cyclic_flow {
 
-// A tile is up to 128 tokens of one sequence; the tiles of a sequence follow one another.
+// A tile is 128 tokens of one sequence, fewer only at its end; the tiles of a sequence follow one another.
 struct Tile {
   int64_t token;     // first token on the flat token axis
   int32_t tokens;    // 1 .. 128

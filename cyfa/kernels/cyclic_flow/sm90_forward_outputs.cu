@@ -33,6 +33,7 @@ constexpr float kScoreUnit = 64.0F;  // scores are divided by it before they bec
 
 struct OutputsParams {
   Sm90ForwardParams p;
+  Workspace w;
   CUtensorMap q, k, v, states, table;
 };
 
@@ -41,7 +42,7 @@ struct Tokens {
   uint32_t turn[kC];
   float fade[kC];  // decay to the end of the token's block of kBlock
   float rate[kC];  // of keys
-  int64_t token;   // the tile's first
+  int token;       // the tile's first
   int tokens;
 };
 
@@ -58,6 +59,19 @@ static_assert(sizeof(Shared) <= 227 * 1024);
 constexpr int kTable = offsetof(Shared, table);
 constexpr int kWrites = offsetof(Shared, writes);
 
+// The block's head and tiles, from the last to the first: the states stored last are still in the cache. Found by each role for itself: what is kept from before the roles part is kept in memory.
+struct Share {
+  int h, last, step;
+
+  __device__ explicit Share(const Sm90ForwardParams& p) {
+    int block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    h = block % p.H;
+    last = p.tiles - 1 - block / p.H;
+    step = gridDim.x / p.H;
+  }
+};
+
 __device__ __forceinline__ char* place_of(Shared& s, int item) { return s.ring + item % kPlaces * kPanelBytes; }
 __device__ __forceinline__ void wait_for(Shared& s, int item) { barrier_wait(&s.full[item % kPlaces], item / kPlaces); }
 __device__ __forceinline__ void release(Shared& s, int item) {
@@ -65,15 +79,18 @@ __device__ __forceinline__ void release(Shared& s, int item) {
 }
 
 // All copies of the block's tiles, in the order in which they are used.
-__device__ __forceinline__ void feed_copies(const OutputsParams& params, Shared& s, int h, int first, int step) {
+__device__ __forceinline__ void feed_copies(const OutputsParams& params, Shared& s, const Share& share) {
   const Sm90ForwardParams& p = params.p;
+  const int h = share.h;
   barrier_expect(&s.table_full, kM * kM * 2);
   for (int panel = 0; panel < kM / kPanelColumns; ++panel) {
     copy_box(shared_address(s.table + panel * kPanelBytes), &params.table, panel * kPanelColumns, h * kM, &s.table_full);
   }
-  for (int t = first; t < p.tiles; t += step) {
+  for (int t = share.last; t >= 0; t -= share.step) {
     const int token = static_cast<int>(p.tile[t].token);
-    const int state = (t * p.H + h) * 2 * kM;
+    // A sequence's first tile without an initial state reads the zeros behind the states.
+    const bool blank = starts_from_nothing(p) && p.first_tile[p.tile[t].sequence] == t;
+    const int state = (blank ? p.tiles * p.H : t * p.H + h) * 2 * kM;
     for (int item = 0; item < kItems; ++item) {
       const bool keys = item < 3 * kPanels;
       const int panel = keys ? item / 3 : item % kPanels;
@@ -82,21 +99,24 @@ __device__ __forceinline__ void feed_copies(const OutputsParams& params, Shared&
       const bool is_state = kind == 2 || kind == 3;
       barrier_wait(&s.empty[item % kPlaces], 1 - item / kPlaces);
       barrier_expect(&s.full[item % kPlaces], kPanelBytes);
-      copy_box(shared_address(place_of(s, item)), map, (is_state ? 0 : h * kD) + panel * kPanelColumns, is_state ? state + (kind - 2) * kM : token,
+      copy_box(shared_address(place_of(s, item)), map, (is_state ? 0 : h * kD) + panel * kPanelColumns, is_state ? state + (kind == 3 && !blank ? kM : 0) : token,
                &s.full[item % kPlaces]);
     }
   }
 }
 
 // Write vectors and factors of every tile. A warp takes pairs of rows; a lane holds what belongs to one pair of tokens, half of them at most.
-__device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Workspace& w, Shared& s, int h, int first, int step) {
+__device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Workspace& w, Shared& s, const Share& share) {
+  const int h = share.h;
   constexpr int kWarps = kFeeders / 32;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32 - 1;
   const int row = 2 * (warp + kWarps * lane);
   int parity = 1;
-  for (int t = first; t < p.tiles; t += step, parity ^= 1) {
-    const Tile tile = p.tile[t];
+  Tile next = p.tile[share.last];
+  for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) {
+    const Tile tile = next;
+    if (t >= share.step) next = p.tile[t - share.step];
     const int64_t base = h * p.T + tile.token;
     uint32_t turn[2] = {0, 0};
     float beta[2] = {0.0F, 0.0F};
@@ -130,11 +150,11 @@ __device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Wo
       }
     }
     if (threadIdx.x == 32) {
-      s.tokens.token = tile.token;
+      s.tokens.token = static_cast<int>(tile.token);
       s.tokens.tokens = tile.tokens;
     }
     const int piece = lane % 16;
-#pragma unroll 1
+#pragma unroll 2
     for (int i = 0; warp + kWarps * i < kC / 2; ++i) {
       const uint32_t turn0 = __shfl_sync(0xFFFFFFFF, turn[0], i);
       const uint32_t turn1 = __shfl_sync(0xFFFFFFFF, turn[1], i);
@@ -219,8 +239,8 @@ __device__ __forceinline__ float2 rotation(uint32_t turn, uint32_t j) {
   return make_float2(cosine, sine);
 }
 
-// U(clock) of the rows of a 64 x 128 accumulator, packed in half precision as the next product's a.
-__device__ __forceinline__ void rotate_and_pack(const float (&d)[64], uint32_t turn0, uint32_t turn8, uint32_t (&a)[8][4]) {
+// U(clock) of the rows of a 64 x 128 accumulator, packed in half precision as the next product's a; the rotations, in half precision, to undo it by.
+__device__ __forceinline__ void rotate_and_pack(const float (&d)[64], uint32_t turn0, uint32_t turn8, uint32_t (&a)[8][4], uint32_t (&turned)[16][2]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const float2 z0 = rotation(turn0, 4 * i + threadIdx.x % 4);
@@ -228,16 +248,18 @@ __device__ __forceinline__ void rotate_and_pack(const float (&d)[64], uint32_t t
     const float* x = d + 4 * i;
     a[i / 2][i % 2 * 2] = pack_half(x[0] * z0.x - x[1] * z0.y, x[0] * z0.y + x[1] * z0.x);
     a[i / 2][i % 2 * 2 + 1] = pack_half(x[2] * z8.x - x[3] * z8.y, x[2] * z8.y + x[3] * z8.x);
+    turned[i][0] = pack_half(z0.x, z0.y);
+    turned[i][1] = pack_half(z8.x, z8.y);
   }
 }
 
 // U(-clock) of the rows times a factor each, packed as the next product's a; `started` the same with the decay from the tile's start.
-__device__ __forceinline__ void unrotate_and_pack(const float (&d)[64], uint32_t turn0, uint32_t turn8, float factor0, float factor8, float start0, float start8,
+__device__ __forceinline__ void unrotate_and_pack(const float (&d)[64], const uint32_t (&turned)[16][2], float factor0, float factor8, float start0, float start8,
                                                   uint32_t (&a)[8][4], uint32_t (&started)[8][4]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    float2 z0 = rotation(turn0, 4 * i + threadIdx.x % 4);
-    float2 z8 = rotation(turn8, 4 * i + threadIdx.x % 4);
+    float2 z0 = unpack_half(turned[i][0]);
+    float2 z8 = unpack_half(turned[i][1]);
     z0 = make_float2(z0.x * factor0, z0.y * factor0);
     z8 = make_float2(z8.x * factor8, z8.y * factor8);
     const float* x = d + 4 * i;
@@ -318,56 +340,46 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
     float squares8 = 0.0F;
     const int q_row = strip + lane % 16;
     const float4* weights = reinterpret_cast<const float4*>(w.weight) + lane % 4;
+    float4 weight[8];  // of this thread's columns of a panel: column, that times k's; the next column, that times k's
+#pragma unroll
+    for (int i = 0; i < 8; ++i) weight[i] = weights[4 * i];
     uint32_t crossed[4][4];  // q times both weights: meets the keys as they came
     uint32_t plain[4][4];    // q times its own: meets the key state
-    // The product with keys is under way while the state's q is made; that none is from one panel to the next keeps the loop in registers.
 #pragma unroll 1
     for (int panel = 0; panel < kPanels; ++panel) {
       const int item = 3 * panel;
       const uint32_t at_q = (base << 4) + place(item) + q_row * kRowBytes;
       const uint32_t at_k = base + (place(item + 1) >> 4);
       const uint32_t at_s = base + (place(item + 2) >> 4);
-      const auto load_q = [&](int kk, uint32_t (&x)[4]) { load_blocks(x, at_q + (((2 * kk + lane / 16) ^ (q_row & 7)) << 4)); };
-      const auto weight_of = [&](int kk, int i) { return weights[panel * (kPanelColumns / 2) + 8 * kk + 4 * (i / 2)]; };
       wait_for(s, item);
 #pragma unroll
       for (int kk = 0; kk < 4; ++kk) {
         uint32_t x[4];
-        load_q(kk, x);
+        load_blocks(x, at_q + (((2 * kk + lane / 16) ^ (q_row & 7)) << 4));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float4 weight = weight_of(kk, i);
+          const float4 factor = weight[2 * kk + i / 2];
           const float2 f = unpack(x[i]);
           float& squares = i % 2 == 0 ? squares0 : squares8;
           squares = fmaf(f.x, f.x, fmaf(f.y, f.y, squares));
-          crossed[kk][i] = pack(f.x * weight.y, f.y * weight.w);
-        }
-      }
-      wait_for(s, item + 1);
-      settle(crossed);
-      wgmma_fence();
-#pragma unroll
-      for (int kk = 0; kk < 4; ++kk) wgmma<0>(pairs, crossed[kk], along_columns_128(at_k, 0, 16 * kk), 1);
-      wgmma_commit();
-#pragma unroll
-      for (int kk = 0; kk < 4; ++kk) {
-        uint32_t x[4];
-        load_q(kk, x);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float4 weight = weight_of(kk, i);
-          const float2 f = unpack(x[i]);
-          plain[kk][i] = pack(f.x * weight.x, f.y * weight.z);
+          crossed[kk][i] = pack(f.x * factor.y, f.y * factor.w);
+          plain[kk][i] = pack(f.x * factor.x, f.y * factor.z);
         }
       }
       __syncwarp();
       release(s, item);
+      wait_for(s, item + 1);
       wait_for(s, item + 2);
+      settle(crossed);
       settle(plain);
       wgmma_fence();
 #pragma unroll
+      for (int kk = 0; kk < 4; ++kk) wgmma<0>(pairs, crossed[kk], along_columns_128(at_k, 0, 16 * kk), 1);
+#pragma unroll
       for (int kk = 0; kk < 4; ++kk) wgmma<0>(scores, plain[kk], along_columns_128(at_s, 0, 16 * kk), 1);
       wgmma_commit();
+#pragma unroll
+      for (int i = 0; i < 8; ++i) weight[i] = weights[(panel + 1) % kPanels * (kPanelColumns / 2) + 4 * i];
       wgmma_wait<0>();
       release(s, item + 1);
       release(s, item + 2);
@@ -397,7 +409,8 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   // Stage 3: the readout.
   float logits[64];
   float mixed[64];
-  rotate_and_pack(scores, s.tokens.turn[row], s.tokens.turn[row + 8], a);
+  uint32_t turned[16][2];
+  rotate_and_pack(scores, s.tokens.turn[row], s.tokens.turn[row + 8], a, turned);
   settle(a);
   wgmma_fence();
 #pragma unroll
@@ -413,7 +426,7 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   wgmma_commit();
   wgmma_wait<0>();
   uint32_t started[8][4];
-  unrotate_and_pack(mixed, s.tokens.turn[row], s.tokens.turn[row + 8], unit / sum0, unit / sum8, start(row), start(row + 8), a, started);
+  unrotate_and_pack(mixed, turned, __fdividef(unit, sum0), __fdividef(unit, sum8), start(row), start(row + 8), a, started);
 
   // Stages 4 and 5: the outputs, 128 columns at a time.
   constexpr int kState = 3 * kPanels;
@@ -435,7 +448,7 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   wgmma_wait<1>();
   decay_and_pack<false>(between, strip, 1.0F, 1.0F, s.tokens, a);
   settle(a);
-  const int64_t token = s.tokens.token;
+  const int token = s.tokens.token;
   const int tokens = s.tokens.tokens;
   __syncwarp();
   if (lane == 0) barrier_arrive(&s.tokens_empty);
@@ -465,23 +478,20 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   wgmma_wait<1>();
 #pragma unroll
   for (int i = 0; i < 6; ++i) release(s, kState + i);
-  bf16* to = static_cast<bf16*>(p.o) + ((token + row) * p.H + h) * kD;
-  bf16* to8 = to + 8 * static_cast<int64_t>(p.H) * kD;
-  store_rows(o[0], to, to8, row < tokens, row + 8 < tokens);
+  bf16* to = static_cast<bf16*>(p.o) + (static_cast<int64_t>(token + strip) * p.H + h) * kD;
+  const int stride = p.H * kD;
+  store_rows(o[0], to, stride, tokens - strip);
   wgmma_wait<0>();
   release(s, kValues + 2);
   release(s, kValues + 3);
-  store_rows(o[1], to + 128, to8 + 128, row < tokens, row + 8 < tokens);
+  store_rows(o[1], to + 128, stride, tokens - strip);
 }
 
 __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_outputs_sm90(const __grid_constant__ OutputsParams params) {
   extern __shared__ __align__(1024) char raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
   const Sm90ForwardParams& p = params.p;
-  const Workspace w = workspace_of(p);
-  const int h = blockIdx.x % p.H;
-  const int first = blockIdx.x / p.H;
-  const int step = gridDim.x / p.H;
+  const Workspace& w = params.w;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kPlaces; ++i) {
       barrier_init(&s.full[i], 1);
@@ -495,19 +505,21 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_outputs_sm90(
   __syncthreads();
 
   if (threadIdx.x < 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    const Share share(p);
     if (threadIdx.x == 0) {
-      feed_copies(params, s, h, first, step);
+      feed_copies(params, s, share);
     } else if (threadIdx.x >= 32) {
-      feed_tokens(p, w, s, h, first, step);
+      feed_tokens(p, w, s, share);
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const float unit = w.table_unit[h];
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    const Share share(p);
+    const float unit = w.table_unit[share.h];
     barrier_wait(&s.table_full, 0);
     const int strip = static_cast<int>(__shfl_sync(0xFFFFFFFF, 16 * (threadIdx.x / 32 - 4), 0));
     int parity = 0;
-    for (int t = first; t < p.tiles; t += step, parity ^= 1) outputs_of_half(p, w, s, strip, h, parity, unit);
+    for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) outputs_of_half(p, w, s, strip, share.h, parity, unit);
   }
 }
 
@@ -516,12 +528,12 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_outputs_sm90(
 cudaError_t sm90_forward_outputs(const Sm90ForwardParams& p, cudaStream_t stream) {
   if (p.tiles == 0) return cudaSuccess;
   const Workspace w = workspace_of(p);
-  OutputsParams params = {p, {}, {}, {}, {}, {}};
+  OutputsParams params = {p, w, {}, {}, {}, {}, {}};
   const int64_t width = static_cast<int64_t>(p.H) * kD;
   cudaError_t status = make_tensor_map(params.q, p.q, p.T, width, p.q_stride, kC);
   if (status == cudaSuccess) status = make_tensor_map(params.k, p.k, p.T, width, p.k_stride, kC);
   if (status == cudaSuccess) status = make_tensor_map(params.v, p.v, p.T, width, p.v_stride, kC);
-  if (status == cudaSuccess) status = make_tensor_map(params.states, w.states, static_cast<int64_t>(p.tiles) * p.H * 2 * kM, kD, kD, kM);
+  if (status == cudaSuccess) status = make_tensor_map(params.states, w.states, (static_cast<int64_t>(p.tiles) * p.H * 2 + 1) * kM, kD, kD, kM);
   if (status == cudaSuccess) status = make_tensor_map(params.table, w.table, static_cast<int64_t>(p.H) * kM, kM, kM, kM);
   int device = 0;
   int multiprocessors = 0;

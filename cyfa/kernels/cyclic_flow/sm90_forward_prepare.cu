@@ -118,6 +118,8 @@ __device__ void prepare_rest(const Sm90ForwardParams& p, const Workspace& w) {
     const float q = p.q_norm_weight != nullptr ? p.q_norm_weight[i] : 1.0F;
     w.weight[i] = make_float2(q, p.k_norm_weight != nullptr ? q * p.k_norm_weight[i] : q);
   }
+  uint4* zeros = reinterpret_cast<uint4*>(w.states + static_cast<int64_t>(p.tiles) * p.H * 2 * kM * kD);
+  for (int i = threadIdx.x; i < kM * kD / 8; i += kC) zeros[i] = make_uint4(0, 0, 0, 0);
   for (int i = threadIdx.x; i < p.N * p.H; i += kC) {
     const int n = i / p.H;
     if (p.first_tile[n] == p.first_tile[n + 1]) p.final_clock[i] = p.initial_clock != nullptr ? p.initial_clock[i] : 0.0;

@@ -26,6 +26,7 @@ constexpr int kThreads = kProducers * 128 + kHolders;
 
 struct StatesParams {
   Sm90ForwardParams p;
+  Workspace w;
   CUtensorMap k, v;
 };
 
@@ -70,12 +71,18 @@ __device__ Walk walk_at(const Sm90ForwardParams& p, int place) {
 
 // The tokens of one walk, half a tile at a time.
 struct Halves {
-  const Sm90ForwardParams& p;
-  int first, count;
+  int count;
+  int64_t begin, end;  // tokens of the walk
 
-  __device__ Tile tile(int half) const { return p.tile[first + half / 2]; }
-  __device__ int64_t token(int half) const { return tile(half).token + (half & 1) * kHalf; }
-  __device__ int real(int half) const { return max(0, min(kHalf, tile(half).tokens - (half & 1) * kHalf)); }
+  __device__ Halves(const Sm90ForwardParams& p, const Walk& walk) : count(2 * walk.tiles), begin(0), end(0) {
+    if (count == 0) return;
+    const Tile last = p.tile[walk.first + walk.tiles - 1];
+    begin = p.tile[walk.first].token;
+    end = last.token + last.tokens;
+  }
+  __device__ int64_t token(int half) const { return begin + half * kHalf; }
+  __device__ int real(int half) const { return static_cast<int>(max(int64_t{0}, min(int64_t{kHalf}, end - token(half)))); }
+  __device__ int64_t last_of_tile(int half) const { return min(begin + (half / 2 + 1) * kC, end) - 1; }
 };
 
 // In place: RMSNorm of keys, rows from `real` on become zero. A warp takes 8 rows at a time, a lane one panel of a row: no bank is hit twice at once.
@@ -176,9 +183,8 @@ __device__ __forceinline__ void produce(const StatesParams& params, const Worksp
   const auto fetch = [&](int half) {
     Row r = {0, make_float2(0.0F, 0.0F), make_float2(0.0F, 0.0F), 0.0F};
     if (half < halves.count) {
-      const Tile tile = halves.tile(half);
       const int64_t token = halves.token(half) + row;
-      r.end = w.gate[h * p.T + tile.token + tile.tokens - 1];
+      r.end = w.gate[h * p.T + halves.last_of_tile(half)];
       if (row < halves.real(half)) {
         r.turn = w.turn[h * p.T + token];
         r.gate = w.gate[h * p.T + token];
@@ -228,20 +234,20 @@ __device__ __forceinline__ void produce(const StatesParams& params, const Worksp
 __device__ constexpr int key_place(int i) { return (8 * (i / 4) + i % 2) * kM + 8 * (i / 2 % 2); }
 __device__ constexpr int value_place(int i) { return 8 * (i / 2 % 2) * kD + 8 * (i / 4) + i % 2; }
 
-// Rows `row` and `row + 8` of a 64 x 128 accumulator, its columns times their weights, as bf16.
-__device__ __forceinline__ void store_weighted(const float (&d)[64], const float* weight, bf16* row0, bf16* row8) {
+// The warp's 16 rows of a 64 x 128 accumulator, its columns times their weights, as bf16.
+__device__ __forceinline__ void store_weighted(const float (&d)[64], const float* weight, bf16* to) {
 #pragma unroll
-  for (int i = 0; i < 16; i += 4) {
-    float x[16];
+  for (int i = 0; i < 16; i += 8) {
+    float x[32];
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
+    for (int b = 0; b < 8; ++b) {
       const float2 c = *reinterpret_cast<const float2*>(weight + 8 * (i + b) + 2 * (threadIdx.x % 4));
       x[4 * b] = d[4 * (i + b)] * c.x;
       x[4 * b + 1] = d[4 * (i + b) + 1] * c.y;
       x[4 * b + 2] = d[4 * (i + b) + 2] * c.x;
       x[4 * b + 3] = d[4 * (i + b) + 3] * c.y;
     }
-    store_rows(x, row0 + 8 * i, row8 + 8 * i, true, true);
+    store_rows(x, to + 8 * i, kD, 16);
   }
 }
 
@@ -251,13 +257,13 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_states_sm90(c
   const Sm90ForwardParams& p = params.p;
   char* writes = tiles + kStages * kStageBytes;
   Shared& s = *reinterpret_cast<Shared*>(writes + kStages * kStageWrites);
-  const Workspace w = workspace_of(p);
-  const bool keys = blockIdx.y == 0;
-  const int h = blockIdx.x % p.H;
-  const int place = blockIdx.x / p.H;
+  const Workspace& w = params.w;
+  const bool keys = blockIdx.x % 2 == 0;
+  const int h = blockIdx.x / 2 % p.H;
+  const int place = blockIdx.x / 2 / p.H;
   const Walk walk = walk_at(p, place);
   if (walk.segment >= walk.segments || (kLocal && walk.segment + 1 == walk.segments)) return;
-  const Halves halves = {p, walk.first, 2 * walk.tiles};
+  const Halves halves(p, walk);
   const Way way = !keys || p.k_norm_weight == nullptr ? Way::kNothing : p.initial_k == nullptr ? Way::kRates : Way::kNormalise;
   for (int i = threadIdx.x; i < kD; i += kThreads) s.weight[i] = way == Way::kRates ? p.k_norm_weight[i] : 1.0F;
   if (threadIdx.x < kStages) {
@@ -296,12 +302,13 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_states_sm90(c
       for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = 0.0F;
     }
 
+    const bool begun = walk.segment > 0 || !starts_from_nothing(p);
     for (int half = 0; half < halves.count; ++half) {
       const int stage = half % kStages;
-      if (!kLocal && (half & 1) == 0) {
-        bf16* to = tile_state(w, p, walk.first + half / 2, h, keys ? 0 : 1);
-        store_weighted(state[0], s.weight, to + slot * kD, to + (slot + 8) * kD);
-        store_weighted(state[1], s.weight + 128, to + slot * kD + 128, to + (slot + 8) * kD + 128);
+      if (!kLocal && (half & 1) == 0 && (half > 0 || begun)) {
+        bf16* to = tile_state(w, p, walk.first + half / 2, h, keys ? 0 : 1) + thread / 32 * 16 * kD;
+        store_weighted(state[0], s.weight, to);
+        store_weighted(state[1], s.weight + 128, to + 128);
       }
       barrier_wait(&s.full[stage], half / kStages & 1);
       if ((half & 1) == 0) {
@@ -385,14 +392,14 @@ cudaError_t launch(const StatesParams& params, cudaStream_t stream) {
   const auto kernel = &cyclic_flow_forward_states_sm90<kLocal>;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (status != cudaSuccess) return status;
-  kernel<<<dim3(segment_places(params.p) * params.p.H, 2), kThreads, kSharedBytes, stream>>>(params);
+  kernel<<<segment_places(params.p) * params.p.H * 2, kThreads, kSharedBytes, stream>>>(params);
   return cudaGetLastError();
 }
 
 }  // namespace
 
 cudaError_t sm90_forward_states(const Sm90ForwardParams& p, cudaStream_t stream) {
-  StatesParams params = {p, {}, {}};
+  StatesParams params = {p, workspace_of(p), {}, {}};
   if (p.tiles > 0) {
     cudaError_t status = make_tensor_map(params.k, p.k, p.T, static_cast<int64_t>(p.H) * kD, p.k_stride, kHalf);
     if (status == cudaSuccess) status = make_tensor_map(params.v, p.v, p.T, static_cast<int64_t>(p.H) * kD, p.v_stride, kHalf);

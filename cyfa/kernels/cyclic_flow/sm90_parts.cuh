@@ -21,7 +21,8 @@ constexpr int kSegmentTiles = 16;
 struct Workspace {
   uint32_t* turn;     // [H, T] clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
   float2* gate;       // [H, T] sum of log_alpha from the tile's start, as high and low part
-  bf16* states;       // [tiles, H, 2, M, D] at the tile's start: keys, values; slots by columns
+  bf16* states;       // [tiles, H, 2, M, D] at the tile's start: keys, values; slots by columns. Then zeros, [M, D], for tiles that start from nothing:
+                      // theirs are not stored
   float* rate;        // [H, T] 1 / rms of each key, 1 where keys have no norm
   double* advance;    // [H, tiles] sum of delta over the tile
   float2* weight;     // [K] q's norm weight, and its product with k's
@@ -50,7 +51,7 @@ __host__ __device__ inline Workspace workspace_of(const Sm90ForwardParams& p) {
   Workspace w;
   w.turn = reinterpret_cast<uint32_t*>(take(units * 4));
   w.gate = reinterpret_cast<float2*>(take(units * 8));
-  w.states = reinterpret_cast<bf16*>(take(static_cast<int64_t>(p.tiles) * p.H * 2 * kM * kD * 2));
+  w.states = reinterpret_cast<bf16*>(take((static_cast<int64_t>(p.tiles) * p.H * 2 + 1) * kM * kD * 2));
   w.rate = reinterpret_cast<float*>(take(units * 4));
   w.advance = reinterpret_cast<double*>(take(static_cast<int64_t>(p.tiles) * p.H * 8));
   w.weight = reinterpret_cast<float2*>(take(kD * 8));
@@ -60,6 +61,9 @@ __host__ __device__ inline Workspace workspace_of(const Sm90ForwardParams& p) {
   w.bytes = at;
   return w;
 }
+
+// Whether a sequence starts from zeros.
+__device__ __forceinline__ bool starts_from_nothing(const Sm90ForwardParams& p) { return p.initial_k == nullptr && p.initial_v == nullptr; }
 
 __device__ __forceinline__ bf16* tile_state(const Workspace& w, const Sm90ForwardParams& p, int tile, int h, int which) {
   return w.states + ((static_cast<int64_t>(tile) * p.H + h) * 2 + which) * kM * kD;
@@ -113,23 +117,31 @@ __device__ __forceinline__ uint4 gather_quad(uint32_t v0, uint32_t v1, uint32_t 
   return make_uint4(v0, v1, v2, v3);
 }
 
-// Stores rows `row` and `row + 8` of a 64 x 2N accumulator as bf16.
+// Stores 16 rows of a warp's accumulator of 2N columns as bf16, whole lines of 128 bytes at a time: half of the lanes hand what they hold of a line
+// to the other half. `to` is the first row's first column, rows from `rows` on are left alone.
 template <int N>
-__device__ __forceinline__ void store_rows(const float (&d)[N], bf16* row0, bf16* row8, bool valid0, bool valid8) {
+__device__ __forceinline__ void store_rows(const float (&d)[N], bf16* to, int stride, int rows) {
+  const int lane = threadIdx.x % 32;
+  const bool upper = lane >= 16;
+  const int row = lane / 4 % 4;
+  to += row * stride + 8 * (lane % 4 + (upper ? 4 : 0));
+  const auto store = [&](uint4 x, int at, int column) {
+    if (row + at < rows) *reinterpret_cast<uint4*>(to + at * stride + column) = x;
+  };
 #pragma unroll
-  for (int i = 0; i < N / 4; i += 4) {
-    uint32_t low[4];
-    uint32_t high[4];
+  for (int i = 0; i < N / 4; i += 8) {
 #pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      low[b] = hopper::pack(d[4 * (i + b)], d[4 * (i + b) + 1]);
-      high[b] = hopper::pack(d[4 * (i + b) + 2], d[4 * (i + b) + 3]);
+    for (int half = 0; half < 2; ++half) {
+      uint32_t x[8];
+#pragma unroll
+      for (int b = 0; b < 8; ++b) x[b] = hopper::pack(d[4 * (i + b) + 2 * half], d[4 * (i + b) + 2 * half + 1]);
+      const uint4 left = gather_quad(x[0], x[1], x[2], x[3]);
+      const uint4 right = gather_quad(x[4], x[5], x[6], x[7]);
+      const auto swap = [&](uint32_t own_left, uint32_t own_right) { return __shfl_xor_sync(0xFFFFFFFF, upper ? own_left : own_right, 16); };
+      const uint4 other = make_uint4(swap(left.x, right.x), swap(left.y, right.y), swap(left.z, right.z), swap(left.w, right.w));
+      store(upper ? other : left, 8 * half, 8 * i);
+      store(upper ? right : other, 8 * half + 4, 8 * i);
     }
-    const uint4 x = gather_quad(low[0], low[1], low[2], low[3]);
-    const uint4 y = gather_quad(high[0], high[1], high[2], high[3]);
-    const int column = 8 * (i + threadIdx.x % 4);
-    if (valid0) *reinterpret_cast<uint4*>(row0 + column) = x;
-    if (valid8) *reinterpret_cast<uint4*>(row8 + column) = y;
   }
 }
 

@@ -105,6 +105,8 @@ __device__ __forceinline__ uint32_t pack_half(float low, float high) {
 
 __device__ __forceinline__ float2 unpack(uint32_t x) { return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xFFFF0000U)); }
 
+__device__ __forceinline__ float2 unpack_half(uint32_t x) { return __half22float2(reinterpret_cast<const __half2&>(x)); }
+
 // Four 8 x 8 blocks of bf16 whose rows lie at the addresses that lanes 8 b .. 8 b + 7 give, as the registers of wgmma's a.
 __device__ __forceinline__ void load_blocks(uint32_t (&a)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address) : "memory");
