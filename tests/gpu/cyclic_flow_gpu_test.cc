@@ -64,11 +64,14 @@ TEST_F(Gpu, HopperForwardIsTheReference) {
 }
 
 // What backward may differ by, with operands of its products rounded to bf16. Strict: an empty memory, realistic gates, a gradient of o alone,
-// hundreds of tokens. The sums over tokens (readout, norm weights) of few tokens, dead gates and gates that forget nothing cost more.
-void expect_hopper_gradients(const Tensors& got, const Tensors& want, bool strict) {
+// hundreds of tokens. The sums over tokens (readout, norm weights) of few tokens, dead gates and gates that forget nothing cost more. The
+// clock's gradients are sums of terms that cancel: all of them where no gate is open, so that nothing is left to compare with.
+void expect_hopper_gradients(const Tensors& got, const Tensors& want, bool strict, bool clock = true) {
   for (const auto& [name, t] : want) {
+    const bool of_clock = name == "d_delta" || name == "d_initial_clock";
+    if (of_clock && !clock) continue;
     double limit = strict ? 0.0055 : 0.01;
-    if (name == "d_delta") limit = strict ? 0.016 : 0.02;
+    if (of_clock) limit = strict ? 0.016 : 0.02;
     if (name == "d_readout") limit = 0.01;
     expect_close(got, {{name, t}}, limit);
   }
@@ -92,7 +95,8 @@ TEST_F(Gpu, HopperBackwardIsTheReference) {
     const Tensors got = moved(run(c.op, inputs, gradients, sm90), at::kCPU);
     expect_hopper_gradients(got, judge(c), false);
     expect_same_bits(moved(run(c.op, inputs, gradients, sm90), at::kCPU), got);
-    expect_hopper_gradients(moved(run(c.op, inputs, only_o(gradients), sm90), at::kCPU), judge(c.op, make_inputs(c), only_o(make_output_gradients(c))), false);
+    expect_hopper_gradients(moved(run(c.op, inputs, only_o(gradients), sm90), at::kCPU), judge(c.op, make_inputs(c), only_o(make_output_gradients(c))), false,
+                            c.gates != Gates::kDead && c.gates != Gates::kShut);
   }
 }
 

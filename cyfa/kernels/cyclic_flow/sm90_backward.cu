@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(kThreads) cyclic_flow_backward_prepare_sm90(co
     if (real) {
       const double turns = now / m;
       w.turn[h * p.in.T + token] = static_cast<uint32_t>(static_cast<uint64_t>((turns - floor(turns)) * 4294967296.0));
+      sum *= 1.4426950408889634;
       const float high = static_cast<float>(sum);
       w.gate[h * p.in.T + token] = make_float2(high, static_cast<float>(sum - static_cast<double>(high)));
     }
@@ -74,9 +75,8 @@ __global__ void __launch_bounds__(kThreads) cyclic_flow_backward_prepare_sm90(co
 }
 
 // One row of q or k by a warp: 1 / rms where there is a weight, and the row times factor, that and the weight.
-__device__ __forceinline__ void normalise_row(const bf16* from, bf16* to, const float* weight, float eps, float factor, float* rate) {
+__device__ __forceinline__ void normalise_row(uint4 x, bf16* to, const float* weight, float eps, float factor, float* rate) {
   const int lane = threadIdx.x % 32;
-  uint4 x = reinterpret_cast<const uint4*>(from)[lane];
   uint32_t* pairs = reinterpret_cast<uint32_t*>(&x);
   if (weight != nullptr) {
     float sum = 0.0F;
@@ -109,10 +109,10 @@ __global__ void __launch_bounds__(kThreads) cyclic_flow_backward_rows_sm90(const
   const int64_t scalar = h * p.in.T + token;
   const uint32_t turn = w.turn[scalar];
   const float beta = p.in.beta[unit];
-  normalise_row(static_cast<const bf16*>(p.in.k) + token * p.in.k_stride + h * kD, static_cast<bf16*>(p.d_k) + unit * kD, p.in.k_norm_weight, p.in.norm_eps,
-                1.0F, w.rate[0] + scalar);
-  normalise_row(static_cast<const bf16*>(p.in.q) + token * p.in.q_stride + h * kD, static_cast<bf16*>(p.d_q) + unit * kD, p.in.q_norm_weight, p.in.norm_eps,
-                p.in.scale, w.rate[1] + scalar);
+  const uint4 k = reinterpret_cast<const uint4*>(static_cast<const bf16*>(p.in.k) + token * p.in.k_stride + h * kD)[lane];
+  const uint4 q = reinterpret_cast<const uint4*>(static_cast<const bf16*>(p.in.q) + token * p.in.q_stride + h * kD)[lane];
+  normalise_row(k, static_cast<bf16*>(p.d_k) + unit * kD, p.in.k_norm_weight, p.in.norm_eps, 1.0F, w.rate[0] + scalar);
+  normalise_row(q, static_cast<bf16*>(p.d_q) + unit * kD, p.in.q_norm_weight, p.in.norm_eps, p.in.scale, w.rate[1] + scalar);
   const float norm = beta * rsqrtf(0.5F * (kM - 1));
   uint2 packed;
   float sine, cosine;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kC) cyclic_flow_backward_gates_sm90(const __gr
   const double up_to = block_scan<kC>(later, sums, total);
   if (!real) return;
   const float* whole = w.whole + (static_cast<int64_t>(tile_index) * p.in.H + h) * 2;
-  const double through = static_cast<double>(__expf(w.gate[h * p.in.T + tile.token + tile.tokens - 1].x)) * (static_cast<double>(whole[0]) + whole[1]);
+  const double through = static_cast<double>(power_of_2(w.gate[h * p.in.T + tile.token + tile.tokens - 1].x)) * (static_cast<double>(whole[0]) + whole[1]);
   const int64_t to = (tile.token + i) * p.in.H + h;
   // The gradient has a factor alpha, which the sums above show only up to their rounding.
   const bool shut = p.in.log_alpha[to] < -60.0F;

@@ -29,7 +29,7 @@ enum Pass { kKeys = 0, kValues = 1 };
 // Scalars of tokens are [H, T].
 struct Workspace {
   uint32_t* turn;        // clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
-  float2* gate;          // sum of log_alpha from the tile's start, as high and low part
+  float2* gate;          // sum of log2(alpha) from the tile's start, as high and low part
   float* rate[2];        // 1 / rms of k and of q
   float* read[2];        // of a pass: <state's share of its output, its gradient>, for the gates from the tile's start to the token
   float* later[2];       // pairs (token, earlier token) of the tile, summed over the earlier one
@@ -124,7 +124,19 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const bf16* from, int64
   }
 }
 
-__device__ __forceinline__ float gate_between(float2 later, float2 earlier) { return __expf((later.x - earlier.x) + (later.y - earlier.y)); }
+// 2^x, one instruction; 0 at minus infinity.
+__device__ __forceinline__ float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float gate_between(float2 later, float2 earlier) { return power_of_2((later.x - earlier.x) + (later.y - earlier.y)); }
+// The same where `in_order`, else 0, without a branch.
+__device__ __forceinline__ float gate_between(float2 later, float2 earlier, bool in_order) {
+  const float x = (later.x - earlier.x) + (later.y - earlier.y);
+  return power_of_2(in_order ? x : -INFINITY);
+}
 
 // The gates of a tile's rows; rows beyond the last token repeat it.
 __device__ __forceinline__ void load_gates(float2* to, const Workspace& w, const Sm90BackwardParams& p, const Tile& tile, int h) {

@@ -55,7 +55,7 @@ __device__ __forceinline__ void decay_pairs(const float (&big)[32], const float 
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         const int s = c < 2 ? row : row + 8;
-        const float decay = t + c % 2 >= s ? gate_between(gate[t + c % 2], c < 2 ? gate0 : gate8) : 0.0F;
+        const float decay = gate_between(gate[t + c % 2], c < 2 ? gate0 : gate8, t + c % 2 >= s);
         later[c] = big[4 * i + c] * decay;
         also[c] = small[4 * i + c] * decay;
         both[c] = later[c] * small[4 * i + c];
@@ -271,17 +271,26 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
       wgmma_wait<0>();
       decay_pairs<kTokens>(big, small, row, shared.gate, a_big, a_small, sums);
     };
-    if (group == 0) {
-      half(std::integral_constant<int, 0>());
-    } else {  // all of these t come before all of these s
+    const auto no_half = [&](auto tokens) {
+      constexpr int kTokens = decltype(tokens)::value;
 #pragma unroll
-      for (int kk = 0; kk < 4; ++kk) {
+      for (int kk = kTokens / 16; kk < kTokens / 16 + 4; ++kk) {
 #pragma unroll
         for (int c = 0; c < 4; ++c) a_big[kk][c] = a_small[kk][c] = 0;
       }
-      sums.column[0] = sums.column[1] = 0.0F;
+      sums.column[kTokens / 32] = sums.column[kTokens / 32 + 1] = 0.0F;
+    };
+    // The tokens t of the first half come before all s of the second warpgroup; a short tile has no second half.
+    if (group == 0) {
+      half(std::integral_constant<int, 0>());
+    } else {
+      no_half(std::integral_constant<int, 0>());
     }
-    half(std::integral_constant<int, 64>());
+    if (tile.tokens > 64) {
+      half(std::integral_constant<int, 64>());
+    } else {
+      no_half(std::integral_constant<int, 64>());
+    }
     sums.row0 = quad_sum(sums.row0);
     sums.row8 = quad_sum(sums.row8);
     along0 = sums.row0 + quad_sum(sums.same0);
@@ -319,7 +328,7 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
     // Meanwhile <S, dS'>.
     const uint4* states = reinterpret_cast<const uint4*>(w.states + tile_state(p, tile_index, h, kPass));
     float whole = 0.0F;
-#pragma unroll 4
+#pragma unroll 8
     for (int i = 0; i < kM * kD / 8 / kThreads; ++i) {
       const int index = i * kThreads + static_cast<int>(threadIdx.x);
       const uint4 s4 = states[index];
@@ -351,9 +360,12 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
   const int64_t to_row = (tile.token + row) * wide + h * kD;
   const int64_t to_row8 = to_row + 8 * wide;
   float* d_weight = w.d_weights + ((static_cast<int64_t>(tile_index) * H + h) * kWarps + warp) * kD;
-#pragma unroll 1  // the key pass would outgrow the instruction cache: 1.29 ms instead of 0.4 at B32 T2048 H4
+#pragma unroll 1  // the key pass would outgrow the instruction cache: 1.29 ms instead of 0.6 at B32 T2048 H4
   for (int column0 = 0; column0 < kD; column0 += 128) {
     const uint32_t place_of_half = place + column0 * (kC * 2 >> 4);
+    // Rows that come from memory for the last step of each half are asked for before its products.
+    const bf16* from = kPass == kKeys ? static_cast<const bf16*>(p.in.k) + (tile.token + row) * p.in.k_stride + h * kD + column0 : nullptr;
+    Rows raw_rows(from, from + 8 * p.in.k_stride, kPass == kKeys && valid0, kPass == kKeys && valid8);
     float out[64];
     wgmma_fence();
 #pragma unroll
@@ -365,21 +377,21 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
 #pragma unroll
     for (int kk = 0; kk < kC / 16; ++kk) wgmma<1>(out, a_small[kk], rows_of(place_of_half, kY, 16 * kk), 1);
     wgmma_commit();
+    wgmma_wait<0>();
     if constexpr (kPass == kValues) {
-      wgmma_wait<0>();
       bf16* to = static_cast<bf16*>(p.d_v) + column0;
       store_rows(out, to + to_row, to + to_row8, valid0, valid8);
     } else {
-      const bf16* from = static_cast<const bf16*>(p.in.k) + (tile.token + row) * p.in.k_stride + h * kD + column0;
-      Rows raw_rows(from, from + 8 * p.in.k_stride, valid0, valid8);
+      __syncthreads();  // these columns of dS' are done with, and make room for those of S_K
+      load_tile<kM, 16, kThreads>(at_s + column0 * kC * 2, w.states + tile_state(p, tile_index, h, kKeys) + column0, kD, kM);
+      copy_async_commit();
       const NormBackward norm(p.in.k_norm_weight, token_value(w.rate[0], valid0, row), token_value(w.rate[0], valid8, row + 8), 1.0F, along0, along8);
       raw_rows.arrange();
-      wgmma_wait<0>();
       bf16* to = static_cast<bf16*>(p.d_k);
       norm.columns(out, raw_rows, column0, to + to_row, to + to_row8, valid0, valid8, d_weight);
     }
   }
-  __syncthreads();  // dS' and y are done with
+  if (kPass == kValues) __syncthreads();
   if (threadIdx.x == 0) {
     float whole = 0.0F;
     for (int i = 0; i < kWarps; ++i) whole += shared.columns[0][i];
@@ -387,12 +399,7 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
   }
 
   if constexpr (kPass == kKeys) {
-    load_tile<kM, kD / 8, kThreads>(at_s, w.states + tile_state(p, tile_index, h, kKeys), kD, kM);
-    copy_async_commit();
     put_rows(at_y, row, a_small);  // dP^T
-    copy_async_wait<0>();
-    fence_async_proxy();
-    __syncthreads();
     const uint32_t place_of_columns = place + group * (kC * kRowBytes >> 4);
     float read0 = 0.0F;
     float read8 = 0.0F;
@@ -401,23 +408,30 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
 #pragma unroll 1
     for (int column0 = 0; column0 < kD; column0 += 128) {
       const uint32_t place_of_half = place + column0 * (kC * 2 >> 4);
+      bf16* to = static_cast<bf16*>(p.d_q);
+      const bf16* from = static_cast<const bf16*>(p.in.q) + (tile.token + row) * p.in.q_stride + h * kD + column0;
+      Rows queries(to + to_row + column0, to + to_row8 + column0, valid0, valid8);
+      Rows raw_rows(from, from + 8 * p.in.q_stride, valid0, valid8);
+      if (column0 == 0) {
+        copy_async_wait<1>();
+      } else {
+        copy_async_wait<0>();
+      }
+      fence_async_proxy();
+      __syncthreads();
       float out[64];
       wgmma_fence();
 #pragma unroll
       for (int kk = 0; kk < kM / 16; ++kk) wgmma<1>(out, columns_of(place_of_rows, kZ, 16 * kk), rows_of(place_of_half, kS, 16 * kk), kk > 0);
       wgmma_commit();
-      bf16* to = static_cast<bf16*>(p.d_q);
-      Rows queries(to + to_row + column0, to + to_row8 + column0, valid0, valid8);
       queries.arrange();
       wgmma_wait<0>();
-      scale_rows(out, __expf(shared.gate[row].x), __expf(shared.gate[row + 8].x));
+      scale_rows(out, power_of_2(shared.gate[row].x), power_of_2(shared.gate[row + 8].x));
       add_row_dots(out, queries, read0, read8);
       wgmma_fence();
 #pragma unroll
       for (int kk = 0; kk < kC / 16; ++kk) wgmma<1, 1>(out, rows_of(place_of_columns, kY, 16 * kk), rows_of(place_of_half, 0, 16 * kk), 1);
       wgmma_commit();
-      const bf16* from = static_cast<const bf16*>(p.in.q) + (tile.token + row) * p.in.q_stride + h * kD + column0;
-      Rows raw_rows(from, from + 8 * p.in.q_stride, valid0, valid8);
       raw_rows.arrange();
       wgmma_wait<0>();
       norm.columns(out, raw_rows, column0, to + to_row, to + to_row8, valid0, valid8, d_weight + static_cast<int64_t>(p.in.tiles) * H * kWarps * kD);

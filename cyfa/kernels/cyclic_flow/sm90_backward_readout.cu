@@ -13,6 +13,7 @@ namespace {
 struct ReadoutShared {
   float2 gate[kC];
   uint32_t turn[kC];
+  uint32_t row[kThreads];  // each thread's first row
 };
 
 // Distances of the regions: the first is for q, dO and the tables.
@@ -32,17 +33,20 @@ __device__ __forceinline__ void decay_and_pack(const float (&d)[32], int row, co
     const int t = kTokens + 8 * i + 2 * q;
     const float2 e0 = gate[t];
     const float2 e1 = gate[t + 1];
-    const float x00 = t <= row ? d[4 * i] * gate_between(gate0, e0) : 0.0F;
-    const float x01 = t + 1 <= row ? d[4 * i + 1] * gate_between(gate0, e1) : 0.0F;
-    const float x80 = t <= row + 8 ? d[4 * i + 2] * gate_between(gate8, e0) : 0.0F;
-    const float x81 = t + 1 <= row + 8 ? d[4 * i + 3] * gate_between(gate8, e1) : 0.0F;
+    const float x00 = d[4 * i] * gate_between(gate0, e0, t <= row);
+    const float x01 = d[4 * i + 1] * gate_between(gate0, e1, t + 1 <= row);
+    const float x80 = d[4 * i + 2] * gate_between(gate8, e0, t <= row + 8);
+    const float x81 = d[4 * i + 3] * gate_between(gate8, e1, t + 1 <= row + 8);
     a[kTokens / 16 + i / 2][i % 2 * 2] = pack_here(x00, x01);
     a[kTokens / 16 + i / 2][i % 2 * 2 + 1] = pack_here(x80, x81);
   }
 }
 
 // out = D * (x y^T) W + a (x s^T) for this warpgroup's 64 rows; from_state is the second term. x, y, s and W lie in the four regions.
-__device__ __forceinline__ void gated_read(uint32_t place, int group, int row, const float2* gate, float (&out)[64], uint32_t (&from_state)[8][4]) {
+// after_y and after_x are called when this warpgroup is done with y, and with x and s.
+template <typename AfterY, typename AfterX>
+__device__ __forceinline__ void gated_read(uint32_t place, int group, int row, const float2* gate, float (&out)[64], uint32_t (&from_state)[8][4],
+                                           const AfterY& after_y, const AfterX& after_x) {
   const uint32_t place_of_rows = place + group * (64 * kRowBytes >> 4);
   uint32_t a[8][4];
   const auto half = [&](auto tokens) {
@@ -71,8 +75,10 @@ __device__ __forceinline__ void gated_read(uint32_t place, int group, int row, c
 #pragma unroll
   for (int kk = 0; kk < kD / 16; ++kk) wgmma<0>(out, columns_of(place_of_rows, 0, 16 * kk), columns_of(place, kS, 16 * kk), kk > 0);
   wgmma_commit();
+  after_y();
   wgmma_wait<0>();
-  scale_rows(out, __expf(gate[row].x), __expf(gate[row + 8].x));
+  after_x();
+  scale_rows(out, power_of_2(gate[row].x), power_of_2(gate[row + 8].x));
   pack_rows(out, from_state);
   wgmma_fence();
 #pragma unroll
@@ -134,12 +140,15 @@ __device__ __forceinline__ void softmax_rows(float (&d)[64]) {
   }
   float sum0 = 0.0F;
   float sum8 = 0.0F;
+  constexpr float kLog2e = 1.4426950408889634F;
+  top0 *= kLog2e;
+  top8 *= kLog2e;
 #pragma unroll
   for (int i = 0; i < 64; i += 4) {
-    d[i] = __expf(d[i] - top0);
-    d[i + 1] = __expf(d[i + 1] - top0);
-    d[i + 2] = __expf(d[i + 2] - top8);
-    d[i + 3] = __expf(d[i + 3] - top8);
+    d[i] = power_of_2(fmaf(d[i], kLog2e, -top0));
+    d[i + 1] = power_of_2(fmaf(d[i + 1], kLog2e, -top0));
+    d[i + 2] = power_of_2(fmaf(d[i + 2], kLog2e, -top8));
+    d[i + 3] = power_of_2(fmaf(d[i + 3], kLog2e, -top8));
     sum0 += d[i] + d[i + 1];
     sum8 += d[i + 2] + d[i + 3];
   }
@@ -181,16 +190,23 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_readout_sm90
   const bf16* table = static_cast<const bf16*>(p.in.table) + static_cast<int64_t>(h) * 2 * kM * kM;
   const int group = threadIdx.x / 128;
   const int lane = threadIdx.x % 32;
-  float* d_table = w.d_tables + static_cast<int64_t>(blockIdx.x) * kM * kM + threadIdx.x;
+  s.row[threadIdx.x] = 64 * group + 16 * (threadIdx.x / 32 % 4) + lane / 4;
 
+  const auto load_queries = [&](const Tile& tile, uint32_t at_q) {
+    load_tile<kC, kD / 8, kThreads>(at_q, static_cast<const bf16*>(p.d_q) + tile.token * wide + h * kD, wide, tile.tokens);
+    load_tile<kC, kM / 8, kThreads>(at_q + kW, w.writes + tile.token * narrow + h * kM, narrow, tile.tokens);
+    copy_async_commit();
+  };
+  if (static_cast<int>(blockIdx.x) / H < p.in.tiles) load_queries(p.in.tile[blockIdx.x / H], shared_address(raw));
   for (int tile_index = blockIdx.x / H; tile_index < p.in.tiles; tile_index += blocks) {
     const Tile tile = p.in.tile[tile_index];
+    const Tile next = p.in.tile[min(tile_index + blocks, p.in.tiles - 1)];
     // Anew in each tile, or the addresses of every product are kept in registers from tile to tile.
-    const int row = anew(64 * group + 16 * static_cast<int>(threadIdx.x / 32 % 4) + lane / 4);  // and row + 8
+    const uint32_t at_row = shared_address(&s.row[threadIdx.x]);
+    const int row = static_cast<int>(load_shared(at_row));  // and row + 8
     const uint32_t at_q = anew(shared_address(raw));
-    const uint32_t at_k = at_q + kWide;
-    const uint32_t at_s = at_k + kWide;
-    const uint32_t at_w = at_s + kWide;
+    const uint32_t at_k = at_q + kK;
+    const uint32_t at_s = at_q + kS;
     const uint32_t at_z = at_k;  // and dX, p, dL: narrow tiles
     const uint32_t at_d_x = at_k + kNarrow;
     const uint32_t at_probs = at_s;
@@ -198,10 +214,8 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_readout_sm90
     const uint32_t place = at_q >> 4;  // of operands of products, beside a constant distance
     const uint32_t place_of_rows = place + group * (64 * kRowBytes >> 4);
     const uint32_t place_of_columns = place + group * (kC * kRowBytes >> 4);
-    load_tile<kC, kD / 8, kThreads>(at_q, static_cast<const bf16*>(p.d_q) + tile.token * wide + h * kD, wide, tile.tokens);
     load_tile<kC, kD / 8, kThreads>(at_k, static_cast<const bf16*>(p.d_k) + tile.token * wide + h * kD, wide, tile.tokens);
     load_tile<kM, kD / 8, kThreads>(at_s, w.states + tile_state(p, tile_index, h, kKeys), kD, kM);
-    load_tile<kC, kM / 8, kThreads>(at_w, w.writes + tile.token * narrow + h * kM, narrow, tile.tokens);
     copy_async_commit();
     load_gates(s.gate, w, p, tile, h);
     if (threadIdx.x < kC) s.turn[threadIdx.x] = static_cast<int>(threadIdx.x) < tile.tokens ? w.turn[h * p.in.T + tile.token + threadIdx.x] : 0;
@@ -209,35 +223,50 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_readout_sm90
     fence_async_proxy();
     __syncthreads();
 
-    uint32_t from_state[8][4];
-    uint32_t kept[8][4];  // Z until the regions are free
-    {
+    // Regions take their next content as soon as both warpgroups are done with them.
+    const auto load_values = [&] {
+      __syncthreads();
+      load_tile<kC, kD / 8, kThreads>(at_k, static_cast<const bf16*>(p.in.v) + tile.token * p.in.v_stride + h * kD, p.in.v_stride, tile.tokens);
+    };
+    const auto load_gradients = [&] {
+      __syncthreads();
+      load_tile<kC, kD / 8, kThreads>(at_q, static_cast<const bf16*>(p.grad_o) + tile.token * wide + h * kD, wide, tile.tokens);
+      load_tile<kM, kD / 8, kThreads>(at_s, w.states + tile_state(p, tile_index, h, kValues), kD, kM);
+      copy_async_commit();
+    };
+    const auto load_tables = [&] {
+      __syncthreads();
+#pragma unroll
+      for (int part = 0; part < 2; ++part) load_tile<kM, kM / 8, kThreads>(at_q + part * kNarrow, table + part * kM * kM, kM, kM);
+      copy_async_commit();
+    };
+    uint32_t from_state[8][4] = {};
+    uint32_t kept[8][4] = {};  // Z until a region is free
+    const bool has_rows = group == 0 || tile.tokens > 64;
+    if (has_rows) {
       float scores[64];
-      gated_read(place, group, anew(row), s.gate, scores, from_state);
+      gated_read(place, group, row, s.gate, scores, from_state, load_values, load_gradients);
       float turned_scores[64];
       rotate(scores, anew(s.turn[row]), anew(s.turn[row + 8]), 1.0F, turned_scores);
       pack_rows(turned_scores, kept);
+    } else {
+      load_values();
+      load_gradients();
     }
-    __syncthreads();  // q, k and the key state are done with
-    load_tile<kC, kD / 8, kThreads>(at_q, static_cast<const bf16*>(p.grad_o) + tile.token * wide + h * kD, wide, tile.tokens);
-    load_tile<kC, kD / 8, kThreads>(at_k, static_cast<const bf16*>(p.in.v) + tile.token * p.in.v_stride + h * kD, p.in.v_stride, tile.tokens);
-    load_tile<kM, kD / 8, kThreads>(at_s, w.states + tile_state(p, tile_index, h, kValues), kD, kM);
-    copy_async_commit();
     copy_async_wait<0>();
     fence_async_proxy();
     __syncthreads();
-    uint32_t turned[8][4];  // dX
-    {
+    uint32_t turned[8][4] = {};  // dX
+    if (has_rows) {
       float d_weights[64];
-      gated_read(place, group, anew(row), s.gate, d_weights, from_state);
+      // The row anew, or the masks' predicates are kept.
+      gated_read(place, group, static_cast<int>(load_shared(at_row)), s.gate, d_weights, from_state, [] {}, load_tables);
       float turned_d_weights[64];
       rotate(d_weights, anew(s.turn[row]), anew(s.turn[row + 8]), 1.0F, turned_d_weights);
       pack_rows(turned_d_weights, turned);
+    } else {
+      load_tables();
     }
-    __syncthreads();  // dO, v and the value state are done with
-#pragma unroll
-    for (int part = 0; part < 2; ++part) load_tile<kM, kM / 8, kThreads>(at_q + part * kNarrow, table + part * kM * kM, kM, kM);
-    copy_async_commit();
     put_rows(at_z, anew(row), kept);
     put_rows(at_d_x, anew(row), turned);
     copy_async_wait<0>();
@@ -326,9 +355,11 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_readout_sm90
     }
     fence_async_proxy();
     __syncthreads();
+    if (tile_index + blocks < p.in.tiles) load_queries(next, at_q);
     {
       float sum[64];  // [64 slots, M] of dA
       const bool first = tile_index < blocks;
+      float* d_table = w.d_tables + static_cast<int64_t>(blockIdx.x) * kM * kM + anew(threadIdx.x);
 #pragma unroll
       for (int i = 0; i < 64; ++i) sum[i] = first ? 0.0F : d_table[i * kThreads];
       wgmma_fence();

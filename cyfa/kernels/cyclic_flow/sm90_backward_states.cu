@@ -26,17 +26,25 @@ struct WalkShared {
 
 constexpr int kWalkBytes = kStages * (kLeftBytes + kRightBytes) + static_cast<int>(sizeof(WalkShared));
 
-// The tokens of one walk in its order, half a tile at a time.
+// The tokens of one walk in its order, half a tile at a time. All tiles of a sequence but its last are full.
 template <bool kReverse>
 struct Halves {
-  const Sm90BackwardParams& p;
-  int first, count;
+  int first;       // tile
+  int count;
+  int64_t token0;  // of the sequence
+  int tokens;      // of the sequence; a walk of more than 2^31 has no room in memory
 
+  __device__ Halves(const Sm90BackwardParams& p, int n) : first(p.in.first_tile[n]), count(2 * (p.in.first_tile[n + 1] - first)), token0(0), tokens(0) {
+    if (count == 0) return;
+    const Tile last = p.in.tile[first + count / 2 - 1];
+    token0 = p.in.tile[first].token;
+    tokens = static_cast<int>(last.token - token0) + last.tokens;
+  }
   __device__ int half(int step) const { return kReverse ? count - 1 - step : step; }
   __device__ int tile_index(int step) const { return first + half(step) / 2; }
-  __device__ Tile tile(int step) const { return p.in.tile[tile_index(step)]; }
-  __device__ int64_t token(int step) const { return tile(step).token + (half(step) & 1) * kHalf; }
-  __device__ int real(int step) const { return max(0, min(kHalf, tile(step).tokens - (half(step) & 1) * kHalf)); }
+  __device__ int64_t token(int step) const { return token0 + half(step) * kHalf; }
+  __device__ int real(int step) const { return max(0, min(kHalf, tokens - half(step) * kHalf)); }
+  __device__ int64_t last_of_tile(int step) const { return token0 + min(half(step) / 2 * kC + kC, tokens) - 1; }
 };
 
 // In place: two 16-byte pieces of a row of a stage's left operand times a factor.
@@ -74,37 +82,36 @@ __device__ __forceinline__ void produce(const Sm90BackwardParams& p, const Works
   };
   const int lane = threadIdx.x % 32;
   const int row = 16 * (threadIdx.x / 32) + lane % 8;  // and row + 8
-  struct Factors {
-    float row0, row8, whole;
+  // Gates are fetched a step before they are used.
+  struct Gates {
+    float2 row0, row8, end;
   };
-  const auto factors = [&](int step) {
-    Factors f = {0.0F, 0.0F, 0.0F};
+  const float2* gate = w.gate + h * p.in.T;
+  const auto fetch = [&](int step) {
+    const float2 zero = make_float2(0.0F, 0.0F);
+    Gates g = {zero, zero, zero};
     if (step < halves.count) {
-      const Tile tile = halves.tile(step);
-      const float2* gate = w.gate + h * p.in.T + tile.token;
-      const float2 end = gate[tile.tokens - 1];
-      const int offset = (halves.half(step) & 1) * kHalf;
-      const float2 zero = make_float2(0.0F, 0.0F);
-      if (offset + row < tile.tokens) f.row0 = kReverse ? gate_between(gate[offset + row], zero) : gate_between(end, gate[offset + row]);
-      if (offset + row + 8 < tile.tokens) f.row8 = kReverse ? gate_between(gate[offset + row + 8], zero) : gate_between(end, gate[offset + row + 8]);
-      f.whole = __expf(end.x);
+      g.end = gate[halves.last_of_tile(step)];
+      if (row < halves.real(step)) g.row0 = gate[halves.token(step) + row];
+      if (row + 8 < halves.real(step)) g.row8 = gate[halves.token(step) + row + 8];
     }
-    return f;
+    return g;
   };
+  const auto factor = [](float2 of_row, float2 end) { return kReverse ? gate_between(of_row, make_float2(0.0F, 0.0F)) : gate_between(end, of_row); };
   for (int step = 0; step < kStages - 1; ++step) load(step);
-  Factors now = factors(0);
+  Gates now = fetch(0);
   for (int step = 0; step < halves.count; ++step) {
     const int stage = step % kStages;
-    if (step >= 1) barrier_wait(&s.empty[(step - 1) % kStages], (step - 1) / kStages & 1);
-    load(step + kStages - 1);
-    const Factors next = factors(step + 1);
-    if (threadIdx.x == 0) s.whole[stage] = now.whole;
-    copy_async_wait<kStages - 1>();
+    const Gates next = fetch(step + 1);
+    if (threadIdx.x == 0) s.whole[stage] = power_of_2(now.end.x);
+    copy_async_wait<kStages - 2>();
     named_barrier(1, 128);
-    scale_pieces(left + stage * kLeftBytes, row, 2 * (lane / 8), now.row0);
-    scale_pieces(left + stage * kLeftBytes, row + 8, 2 * (lane / 8), now.row8);
+    scale_pieces(left + stage * kLeftBytes, row, 2 * (lane / 8), factor(now.row0, now.end));
+    scale_pieces(left + stage * kLeftBytes, row + 8, 2 * (lane / 8), factor(now.row8, now.end));
     fence_async_proxy();
     barrier_arrive(&s.full[stage]);
+    if (step >= 1) barrier_wait(&s.empty[(step - 1) % kStages], (step - 1) / kStages & 1);
+    load(step + kStages - 1);
     now = next;
   }
 }
@@ -119,13 +126,14 @@ __device__ __forceinline__ void walk(const Sm90BackwardParams& p, const Workspac
   char* left = raw;
   char* right = left + kStages * kLeftBytes;
   WalkShared& s = *reinterpret_cast<WalkShared*>(right + kStages * kRightBytes);
-  const int pass = blockIdx.y / kParts;
-  const int slot0 = static_cast<int>(blockIdx.y % kParts) / (kD / kColumns) * kSlots;
-  const int column0 = static_cast<int>(blockIdx.y % (kD / kColumns)) * kColumns;
-  const int h = blockIdx.x % p.in.H;
-  const int n = blockIdx.x / p.in.H;
-  const int first = p.in.first_tile[n];
-  const Halves<kReverse> halves = {p, first, 2 * (p.in.first_tile[n + 1] - first)};
+  // The parts of a state are neighbours, so that what they share comes from memory once.
+  const int part = static_cast<int>(blockIdx.x) % kParts;
+  const int pass = static_cast<int>(blockIdx.x) / kParts;
+  const int slot0 = part / (kD / kColumns) * kSlots;
+  const int column0 = part % (kD / kColumns) * kColumns;
+  const int h = static_cast<int>(blockIdx.y) % p.in.H;
+  const int n = static_cast<int>(blockIdx.y) / p.in.H;
+  const Halves<kReverse> halves(p, n);
   if (threadIdx.x < kStages) {
     barrier_init(&s.full[threadIdx.x], 128);
     barrier_init(&s.empty[threadIdx.x], 128);
@@ -190,7 +198,7 @@ cudaError_t backward_states(const Sm90BackwardParams& p, bool reverse, cudaStrea
   auto* kernel = reverse ? cyclic_flow_backward_d_states_sm90 : cyclic_flow_backward_states_sm90;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWalkBytes);
   if (status != cudaSuccess) return status;
-  kernel<<<dim3(p.in.N * p.in.H, 2 * kParts), kWalkThreads, kWalkBytes, stream>>>(p, workspace_of(p));
+  kernel<<<dim3(2 * kParts, p.in.N * p.in.H), kWalkThreads, kWalkBytes, stream>>>(p, workspace_of(p));
   return cudaGetLastError();
 }
 
