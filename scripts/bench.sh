@@ -1,8 +1,9 @@
 #!/bin/bash
-# Speed and memory of the operators on this CPU; every row goes to build/bench.json.
+# Speed and memory of the operators and the models on this CPU; every row goes to build/bench.json.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=build/bench
+rm -rf "$parts"
 mkdir -p "$parts"
 
 step() { printf '\n== %s\n' "$*"; }
@@ -17,6 +18,14 @@ step "scaling with the length"
 build/cyfa bench op --scaling --json "$parts/scaling.json"
 step "beside a token loop in plain PyTorch (flash-linear-attention's naive_recurrent_cyfa)"
 "$PYTHON" bench/compare_naive.py --json "$parts/compare_naive.json"
+step "decoding with the 400M model in bf16, beside a reading of its weights"
+build/cyfa bench decode configs/cyfa-400m.json --B 1 8 --json "$parts/decode.json"
+step "the same beside Hugging Face's LLaMA of that size"
+"$PYTHON" bench/compare_llama_decode.py --json "$parts/compare_llama_decode.json"
+step "loading a 1.4B checkpoint"
+build/cyfa init configs/cyfa-1.4b.json "$parts/1.4b" --dtype bf16
+build/cyfa bench load "$parts/1.4b" --json "$parts/load.json"
+rm -rf "$parts/1.4b"
 
 "$PYTHON" - "$parts"/*.json << 'END' > build/bench.json.tmp
 import json, sys

@@ -4,6 +4,7 @@
 import json
 import pathlib
 import random
+import shutil
 import signal
 import struct
 import subprocess
@@ -14,6 +15,8 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VECTORS = sorted((ROOT / "tests/vectors").glob("*.safetensors"))
+MODELS = sorted(path.parent for path in (ROOT / "tests/vectors").glob("*/config.json"))
+GOLDEN_MODELS = sorted(path.parent for path in (ROOT.parent / "shared/golden").glob("model_*/config.json"))
 GOLDEN = sorted((ROOT.parent / "shared/golden").glob("op_*.safetensors"))
 PROGRAM = None
 TINY = ["--T", "70", "--H", "2", "--K", "16", "--V", "8", "--M", "16", "--repeats", "2"]
@@ -80,7 +83,9 @@ class CliTest(unittest.TestCase):
 
 class General(CliTest):
     def test_help_and_version(self):
-        for words in (["--help"], ["doctor", "--help"], ["verify", "op", "--help"], ["bench", "op", "--help"], ["show", "clock", "--help"]):
+        for words in (["--help"], ["doctor", "--help"], ["verify", "op", "--help"], ["bench", "op", "--help"], ["show", "clock", "--help"],
+                      ["models", "--help"], ["init", "--help"], ["generate", "--help"], ["verify", "model", "--help"], ["bench", "decode", "--help"],
+                      ["bench", "load", "--help"]):
             result = run(*words)
             self.check(result, 0)
             self.assertIn("Usage:", result.stdout)
@@ -292,6 +297,140 @@ class Show(CliTest):
         self.assertGreater(min(width, height), 500)
         self.check(run("show", "clock", "--tokens", "20", "--slots", "3", "--png", path), 0)
         self.check_error(run("show", "clock", "--png", self.folder / "absent" / "clock.png"), "absent")
+
+
+class Models(CliTest):
+    def test_configs(self):
+        result = run("models")
+        self.check(result, 0)
+        for name in ("cyfa-400m", "cyfa-800m", "cyfa-1.4b"):
+            self.assertIn(name, result.stdout)
+        rows = {row["config"]: row for row in json.loads(run("models", "--json").stdout)}
+        self.assertEqual(rows["cyfa-400m"]["state_scalars_per_layer"], 262144)
+        self.assertEqual(json.loads(run("models", MODELS[0], "--json").stdout)[0]["config"], MODELS[0].name)
+        self.check_error(run("models", self.folder / "absent.json"), "absent.json")
+
+    def test_verify(self):
+        for folder in MODELS + GOLDEN_MODELS:
+            result = run("verify", "model", folder, "--json")
+            self.check(result, 0)
+            (row,) = json.loads(result.stdout)
+            self.assertTrue(row["pass"])
+            self.assertGreater(len(row["tensors"]), 50)
+        if not GOLDEN_MODELS:
+            print("SKIPPED: no models in ../shared/golden")
+
+    def changed_model(self, change_config=None, change_weights=None):
+        folder = self.folder / "model"
+        shutil.copytree(MODELS[0], folder)
+        if change_config:
+            config = json.loads((folder / "config.json").read_text())
+            change_config(config)
+            (folder / "config.json").write_text(json.dumps(config))
+        if change_weights:
+            weights = Vectors(folder / "model.safetensors")
+            change_weights(weights)
+            weights.write(folder / "model.safetensors")
+        return folder
+
+    def test_verify_sees_a_changed_weight(self):
+        def change(weights):
+            name = "model.layers.0.attn.q_norm.weight"
+            weights.set_floats(name, [1.01 * x for x in weights.floats(name)])
+
+        result = run("verify", "model", self.changed_model(change_weights=change))
+        self.check(result, 1)
+        self.assertIn("FAIL", result.stdout)
+
+    def test_verify_names_what_is_wrong(self):
+        self.check_error(run("verify", "model", self.changed_model(lambda c: c.__setitem__("clokc", 1))), "clokc")
+        self.check_error(run("verify", "model", self.folder), str(self.folder))
+
+    def test_init_is_reproducible_and_never_overwrites(self):
+        for name in ("a", "b"):
+            self.check(run("init", ROOT / "configs/cyfa-bytes-2m.json", self.folder / name, "--seed", "5"), 0)
+        files = [(self.folder / name / "model.safetensors").read_bytes() for name in ("a", "b")]
+        self.assertEqual(*files)
+        self.check_error(run("init", ROOT / "configs/cyfa-bytes-2m.json", self.folder / "a"), "not an empty folder")
+        self.check_error(run("init", self.folder / "no.json", self.folder / "c"), "no.json")
+        self.assertFalse((self.folder / "c").exists())
+
+
+class Generate(CliTest):
+    def setUp(self):
+        super().setUp()
+        self.model = self.folder / "model"
+        self.check(run("init", ROOT / "configs/cyfa-bytes-2m.json", self.model), 0)
+
+    def rows(self, *arguments):
+        result = run("generate", self.model, "--json", "-q", *arguments)
+        self.check(result, 0)
+        self.assertEqual(result.stderr, "")
+        return json.loads(result.stdout)
+
+    def test_text_and_json(self):
+        result = run("generate", self.model, "-p", "Hello", "-n", "5")
+        self.check(result, 0)
+        self.assertTrue(result.stdout.startswith("Hello"))
+        self.assertIn("tokens", result.stderr)
+        (row,) = self.rows("-p", "Hello", "-n", "5")
+        self.assertEqual((len(row["ids"]), row["prompt_tokens"], row["finish"]), (5, 6, "length"))
+
+    def test_a_batch_is_its_prompts(self):
+        texts = ["a", "a much longer prompt than the first", "", "Grüße"]
+        common = ["-n", "12", "-t", "0.9", "--top-k", "40", "--seed", "3", "--ignore-eos"]
+        together = self.rows(*common, *[word for text in texts for word in ("-p", text)])
+        for row, text in zip(together, texts):
+            self.assertEqual(self.rows(*common, "-p", text)[0]["ids"], row["ids"])
+        lines = self.folder / "lines"
+        lines.write_text("\n".join(texts[:2]) + "\n")
+        self.assertEqual([row["ids"] for row in self.rows(*common, "--prompt-lines", lines)], [row["ids"] for row in together[:2]])
+
+    def test_states(self):
+        state = self.folder / "state"
+        whole = self.rows("-p", "abc", "-n", "12", "--ignore-eos")[0]["ids"]
+        first = self.rows("-p", "abc", "-n", "5", "--ignore-eos", "--save-state", state)[0]["ids"]
+        (rest,) = self.rows("-n", "7", "--ignore-eos", "--load-state", state)
+        self.assertEqual(first + rest["ids"], whole)
+        self.assertEqual((rest["prompt_tokens"], rest["cached_tokens"]), (0, 9))
+        self.check(run("init", ROOT / "configs/cyfa-bytes-2m.json", self.folder / "other", "--seed", "1"), 0)
+        self.check_error(run("generate", self.folder / "other", "--load-state", state), "another model")
+        state.write_bytes(state.read_bytes()[:-3])
+        self.check_error(run("generate", self.model, "--load-state", state), "state")
+        self.check_error(run("generate", self.model, "-p", "a", "-p", "b", "--save-state", state), "one prompt")
+        self.check_error(run("generate", self.model, "-n", "1", "--save-state", self.folder / "absent/state"), "absent")
+
+    def test_odd_prompts(self):
+        bad = self.folder / "bad"
+        bad.write_bytes(bytes(range(256)) * 20)  # longer than the context, and no UTF-8
+        result = run("generate", self.model, "--prompt-file", bad, "-n", "3")
+        self.check(result, 0)
+        self.assertIn("was trained on 2048", result.stderr)
+        self.assertEqual(self.rows("--prompt-file", bad, "-n", "1")[0]["prompt_tokens"], 5121)
+        self.check_error(run("generate", self.model, "--no-bos"), "no tokens")
+        self.check_error(run("generate", self.model, "--prompt-file", self.folder / "absent"), "absent")
+        self.assertEqual(len(self.rows("-n", "4", "--ignore-eos")[0]["ids"]), 4)
+
+    def test_bad_options(self):
+        for words in (["-t", "-1"], ["--top-p", "0"], ["--min-p", "2"], ["--repetition-penalty", "0"], ["-n", "-3"], ["--tokenizer", "absent.model"],
+                      ["--dtype", "int4"]):
+            self.check_error(run("generate", self.model, "-p", "x", *words))
+        self.check_error(run("generate", self.folder / "absent"), "absent")
+        (self.model / "model.safetensors").write_bytes(b"\x10")
+        self.check_error(run("generate", self.model, "-p", "x"), "model.safetensors")
+
+    def test_stop(self):
+        (row,) = self.rows("-p", "abc", "-n", "40", "-t", "1", "--ignore-eos")
+        seen = next((c for c in row["text"] if c.isascii() and c.isprintable()), None)
+        if seen:
+            (stopped,) = self.rows("-p", "abc", "-n", "40", "-t", "1", "--ignore-eos", "--stop", seen)
+            self.assertEqual((stopped["finish"], stopped["text"]), ("stop", row["text"][: row["text"].index(seen)]))
+
+    def test_bench(self):
+        rows = json.loads(run("bench", "decode", self.model, "--B", "1", "3", "--repeats", "2", "--dtype", "fp32", "--json", "-").stdout)
+        self.assertEqual([row["B"] for row in rows], [1, 3])
+        (row,) = json.loads(run("bench", "load", self.model, "--repeats", "2", "--json", "-").stdout)
+        self.assertGreater(row["ratio_to_reading"], 0)
 
 
 if __name__ == "__main__":
