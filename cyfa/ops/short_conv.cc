@@ -90,7 +90,7 @@ at::Tensor short_conv_step(const at::Tensor& x, const at::Tensor& weight, const 
   const int64_t past = weight.size(2) - 1;
   check::shape(kStep, "state", state, {{"B", x.size(0)}, {"W - 1", past}, {"D", x.size(1)}});
   if (x.is_cpu() && x.scalar_type() == at::kFloat && state.scalar_type() == at::kFloat && state.is_contiguous()) {
-    const at::Tensor in = x.contiguous(), w = weight.to(at::kFloat).contiguous(), b = bias ? bias->to(at::kFloat).contiguous() : at::Tensor();
+    const at::Tensor in = x.contiguous(), w = weight.squeeze(1).to(at::kFloat).t().contiguous(), b = bias ? bias->to(at::kFloat).contiguous() : at::Tensor();
     const int64_t D = x.size(1);
     const at::Tensor y = at::empty_like(in);
     for (int64_t i = 0; i < x.size(0); ++i) {

@@ -142,12 +142,15 @@ CYFA_CLONES void gated_rms_norm(int64_t rows, int64_t width, const float* x, con
   }
 }
 
-void conv_step(int64_t width, int64_t taps, const float* x, const float* weight, const float* bias, float* state, float* y) {
+CYFA_CLONES void conv_step(int64_t width, int64_t taps, const float* x, const float* weight, const float* bias, float* state, float* y) {
   const int64_t past = taps - 1;
-  for (int64_t d = 0; d < width; ++d) {
-    float sum = x[d] * weight[d * taps + past];
-    for (int64_t i = 0; i < past; ++i) sum += state[i * width + d] * weight[d * taps + i];
-    y[d] = bias == nullptr ? sum : sum + bias[d];
+#pragma omp simd
+  for (int64_t d = 0; d < width; ++d) y[d] = x[d] * weight[past * width + d] + (bias == nullptr ? 0.0F : bias[d]);
+  for (int64_t i = 0; i < past; ++i) {
+    const float* row = state + i * width;
+    const float* tap = weight + i * width;
+#pragma omp simd
+    for (int64_t d = 0; d < width; ++d) y[d] += row[d] * tap[d];
   }
   for (int64_t i = 0; i < past; ++i) {
     const float* from = i + 1 < past ? state + (i + 1) * width : x;

@@ -28,7 +28,7 @@ void swiglu(int64_t count, const float* gate, const float* up, float* out);
 void gated_rms_norm(int64_t rows, int64_t width, const float* x, const float* weight, float eps, const float* gate, float* out);
 
 // One token of a causal depthwise convolution over `taps` tokens: y [width] from x [width] and the taps - 1 tokens before it, oldest first,
-// state [taps - 1, width], which then moves on by one. weight [width, taps], newest token last; bias [width] or null.
+// state [taps - 1, width], which then moves on by one. weight [taps, width], newest token last; bias [width] or null.
 void conv_step(int64_t width, int64_t taps, const float* x, const float* weight, const float* bias, float* state, float* y);
 
 }  // namespace cyfa::rows
