@@ -1,13 +1,12 @@
 // Backward of cyclic_flow on Hopper (docs/operator.md, "Chunks" and "The gate's gradient"): its small stages and the order of all.
 //   prepare      clocks and gate sums of every token
-//   rows         normalised q and k into d_q and d_k, the write vectors
+//   rows         normalised q and k into d_q and d_k, the write vectors W into d_v
 //   states       S at tile starts                              sm90_backward_states.cu
 //   readout      U, dY, the table's gradient                   sm90_backward_readout.cu
 //   d_states     dS' at tile ends                              sm90_backward_states.cu
-//   values, keys dV, dK, dQ, scalars of the tokens             sm90_backward_passes.cu
-//   gates        dlog_alpha and dbeta from these, tile by tile
-//   clocks       ddelta, a reverse sum over each sequence
-//   tables, weights   sums over blocks in a fixed order
+//   keys, values dK, dQ, dV, scalars of the tokens             sm90_backward_passes.cu
+//   sums         dlog_alpha and dbeta from these, tile by tile; the table's gradient, and parts of the norm weights', over blocks
+//   clocks       ddelta, a reverse sum over each sequence; the norm weights' gradients
 // No stage adds with atomics: equal runs give equal bits.
 #include "cyfa/kernels/cyclic_flow/sm90_backward_device.cuh"
 
@@ -120,18 +119,41 @@ __global__ void __launch_bounds__(kThreads) cyclic_flow_backward_rows_sm90(const
   packed.x = lane == 0 ? pack(beta * rsqrtf(static_cast<float>(kM - 1)), 0.0F) : pack(norm * cosine, -norm * sine);
   phase(turn, 2 * lane + 1, sine, cosine);
   packed.y = pack(norm * cosine, -norm * sine);
-  reinterpret_cast<uint2*>(w.writes + unit * kM)[lane] = packed;
+  reinterpret_cast<uint2*>(w.writes + unit * kD)[lane] = packed;
+}
+
+// Inclusive sum over each half of the block; `total` is the sum of the half.
+__device__ double half_scan(double x, double* shared, double& total) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const double y = __shfl_up_sync(0xFFFFFFFF, x, d);
+    if (lane >= d) x += y;
+  }
+  __syncthreads();
+  if (lane == 31) shared[warp] = x;
+  __syncthreads();
+  double before = 0;
+  total = 0;
+  for (int i = warp / 4 * 4; i < warp / 4 * 4 + 4; ++i) {
+    if (i < warp) before += shared[i];
+    total += shared[i];
+  }
+  return x + before;
 }
 
 // Inside a tile, gate s has its share of: pairs and reads of the state that end at s or later and begin before it, writes that come before it
-// and reach the tile's end, and what passes through the whole tile.
-__global__ void __launch_bounds__(kC) cyclic_flow_backward_gates_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
-  __shared__ double sums[kC / 32];
-  const int h = blockIdx.x % p.in.H;
-  const int tile_index = blockIdx.x / p.in.H;
+// and reach the tile's end, and what passes through the whole tile. Half a block a tile of one head.
+__device__ __forceinline__ void gate_gradients(const Sm90BackwardParams& p, const Workspace& w, int block) {
+  __shared__ double sums[kWarps];
+  const int unit = 2 * block + static_cast<int>(threadIdx.x) / kC;
+  const bool some = unit < p.in.tiles * p.in.H;
+  const int h = unit % p.in.H;
+  const int tile_index = some ? unit / p.in.H : 0;
   const Tile tile = p.in.tile[tile_index];
-  const int i = static_cast<int>(threadIdx.x);
-  const bool real = i < tile.tokens;
+  const int i = static_cast<int>(threadIdx.x) % kC;
+  const bool real = some && i < tile.tokens;
   const int64_t at = h * p.in.T + tile.token + i;
   double later = 0.0;
   double written = 0.0;
@@ -141,12 +163,14 @@ __global__ void __launch_bounds__(kC) cyclic_flow_backward_gates_sm90(const __gr
     w.clock[at] = w.turned[2][at] - w.turned[0][at] - w.turned[1][at];
   }
   double total;
-  const double before = block_scan<kC>(written, sums, total) - written;
+  const double before = half_scan(written, sums, total) - written;
   __syncthreads();
-  const double up_to = block_scan<kC>(later, sums, total);
+  const double up_to = half_scan(later, sums, total);
   if (!real) return;
-  const float* whole = w.whole + (static_cast<int64_t>(tile_index) * p.in.H + h) * 2;
-  const double through = static_cast<double>(power_of_2(w.gate[h * p.in.T + tile.token + tile.tokens - 1].x)) * (static_cast<double>(whole[0]) + whole[1]);
+  const int64_t state = static_cast<int64_t>(tile_index) * p.in.H + h;
+  double whole = w.whole[kKeys][state];
+  for (int part = 0; part < kWholeParts; ++part) whole += w.whole[kValues][state * kWholeParts + part];
+  const double through = static_cast<double>(power_of_2(w.gate[h * p.in.T + tile.token + tile.tokens - 1].x)) * whole;
   const int64_t to = (tile.token + i) * p.in.H + h;
   // The gradient has a factor alpha, which the sums above show only up to their rounding.
   const bool shut = p.in.log_alpha[to] < -60.0F;
@@ -156,10 +180,30 @@ __global__ void __launch_bounds__(kC) cyclic_flow_backward_gates_sm90(const __gr
 
 constexpr int kClockThreads = 1024;
 
+// Each quarter of the block sums a quarter of the parts, then these are added up.
+__device__ __forceinline__ void sum_weight_parts(const Sm90BackwardParams& p, const Workspace& w, int which) {
+  __shared__ float sums[kClockThreads];
+  float* to = which == 0 ? p.d_k_norm_weight : p.d_q_norm_weight;
+  if (to == nullptr) return;
+  constexpr int kQuarter = kWeightParts / (kClockThreads / kD);
+  const int column = static_cast<int>(threadIdx.x) % kD;
+  const int first = static_cast<int>(threadIdx.x) / kD * kQuarter;
+  float sum = 0.0F;
+#pragma unroll 16
+  for (int i = first; i < first + kQuarter; ++i) sum += w.d_weight_parts[(which * kWeightParts + i) * kD + column];
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x < kD) to[column] = (sums[column] + sums[column + kD]) + (sums[column + 2 * kD] + sums[column + 3 * kD]);
+}
+
 // ddelta of a token is the sum of dclock from it on. From an empty memory the clock's origin changes nothing (Proposition 6), so the sum over a
-// sequence is zero but for rounding; that error is taken back evenly.
+// sequence is zero but for rounding; that error is taken back evenly. Two more blocks finish the norm weights.
 __global__ void __launch_bounds__(kClockThreads) cyclic_flow_backward_clocks_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
   __shared__ double sums[kClockThreads / 32];
+  if (static_cast<int>(blockIdx.x) >= p.in.N * p.in.H) {
+    sum_weight_parts(p, w, static_cast<int>(blockIdx.x) - p.in.N * p.in.H);
+    return;
+  }
   const int h = blockIdx.x % p.in.H;
   const int n = blockIdx.x / p.in.H;
   const int first = p.in.first_tile[n];
@@ -184,34 +228,52 @@ __global__ void __launch_bounds__(kClockThreads) cyclic_flow_backward_clocks_sm9
   }
 }
 
-// The readout blocks' sums, each in the order of its threads' registers (hopper/wgmma.cuh), one register a block here.
-__global__ void __launch_bounds__(kThreads) cyclic_flow_backward_tables_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w, int blocks) {
-  const int h = blockIdx.y;
-  const int i = static_cast<int>(blockIdx.x);
+// The readout blocks' sums, each in the order of its threads and their registers (hopper/wgmma.cuh): four registers of all threads a block here.
+__device__ __forceinline__ void sum_tables(const Sm90BackwardParams& p, const Workspace& w, int h, int i4, int blocks) {
   const int thread = static_cast<int>(threadIdx.x);
-  float sum = 0.0F;
+  float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
 #pragma unroll 8
-  for (int b = 0; b < blocks; ++b) sum += w.d_tables[(static_cast<int64_t>(b) * p.in.H + h) * kM * kM + i * kThreads + thread];
-  const int row = 16 * (thread / 32) + thread % 32 / 4 + 8 * (i / 2 % 2);
-  const int column = 8 * (i / 4) + 2 * (thread % 4) + i % 2;
-  p.d_table[(static_cast<int64_t>(h) * kM + row) * kM + column] = sum;
+  for (int b = 0; b < blocks; ++b) {
+    const float4 x = w.d_tables[(static_cast<int64_t>(b) * p.in.H + h) * (kM * kM / 4) + i4 * kThreads + thread];
+    sum.x += x.x;
+    sum.y += x.y;
+    sum.z += x.z;
+    sum.w += x.w;
+  }
+  const int row = 16 * (thread / 32) + thread % 32 / 4;
+  const int column = 8 * i4 + 2 * (thread % 4);
+  float* to = p.d_table + (static_cast<int64_t>(h) * kM + row) * kM + column;
+  *reinterpret_cast<float2*>(to) = make_float2(sum.x, sum.y);
+  *reinterpret_cast<float2*>(to + 8 * kM) = make_float2(sum.z, sum.w);
 }
 
-// Gradients of the norm weights, a column a thread: kWeightParts sums of every so many rows, then their sum.
-__global__ void __launch_bounds__(kD) cyclic_flow_backward_weight_parts_sm90(const __grid_constant__ Workspace w, int64_t rows) {
-  const float* from = w.d_weights + blockIdx.y * rows * kD + threadIdx.x;
+// Gradients of the norm weights, a column a thread: kWeightParts sums of every so many rows, then (below) their sum.
+__device__ __forceinline__ void sum_weight_rows(const Workspace& w, int which, int part, int64_t rows) {
+  const float* from = w.d_weights + which * rows * kD + threadIdx.x;
   float sum = 0.0F;
 #pragma unroll 8
-  for (int64_t i = blockIdx.x; i < rows; i += kWeightParts) sum += from[i * kD];
-  w.d_weight_parts[(blockIdx.y * kWeightParts + blockIdx.x) * kD + threadIdx.x] = sum;
+  for (int64_t i = part; i < rows; i += kWeightParts) sum += from[i * kD];
+  w.d_weight_parts[(which * kWeightParts + part) * kD + threadIdx.x] = sum;
 }
-__global__ void __launch_bounds__(kD) cyclic_flow_backward_weights_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
-  float* to = blockIdx.x == 0 ? p.d_k_norm_weight : p.d_q_norm_weight;
-  if (to == nullptr) return;
-  float sum = 0.0F;
-#pragma unroll 8
-  for (int i = 0; i < kWeightParts; ++i) sum += w.d_weight_parts[(blockIdx.x * kWeightParts + i) * kD + threadIdx.x];
-  to[threadIdx.x] = sum;
+
+// What follows the passes and does not depend on one another, by ranges of blocks: two tiles of a head each; the table; the weights' parts.
+__global__ void __launch_bounds__(kThreads) cyclic_flow_backward_sums_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w, int blocks) {
+  static_assert(kThreads == kD);
+  constexpr int kTableParts = kM * kM / 4 / kThreads;
+  const int tiles = p.in.tiles * p.in.H;
+  int block = static_cast<int>(blockIdx.x);
+  if (block < p.in.H * kTableParts) {
+    sum_tables(p, w, block / kTableParts, block % kTableParts, blocks);
+    return;
+  }
+  block -= p.in.H * kTableParts;
+  if (block < 2 * kWeightParts) {
+    if ((block < kWeightParts ? p.d_k_norm_weight : p.d_q_norm_weight) != nullptr) {
+      sum_weight_rows(w, block / kWeightParts, block % kWeightParts, static_cast<int64_t>(tiles) * kWarps);
+    }
+    return;
+  }
+  gate_gradients(p, w, block - 2 * kWeightParts);
 }
 
 }  // namespace
@@ -239,13 +301,9 @@ cudaError_t sm90_backward(const Sm90BackwardParams& p, cudaStream_t stream) {
   if (status == cudaSuccess) status = backward_states(p, true, stream);
   if (status == cudaSuccess) status = backward_passes(p, stream);
   if (status != cudaSuccess) return status;
-  cyclic_flow_backward_gates_sm90<<<tiles, kC, 0, stream>>>(p, w);
-  cyclic_flow_backward_clocks_sm90<<<walks, kClockThreads, 0, stream>>>(p, w);
-  cyclic_flow_backward_tables_sm90<<<dim3(kM * kM / kThreads, p.in.H), kThreads, 0, stream>>>(p, w, readout_blocks_of_head(p));
-  if (p.in.q_norm_weight != nullptr || p.in.k_norm_weight != nullptr) {
-    cyclic_flow_backward_weight_parts_sm90<<<dim3(kWeightParts, 2), kD, 0, stream>>>(w, static_cast<int64_t>(tiles) * kWarps);
-    cyclic_flow_backward_weights_sm90<<<2, kD, 0, stream>>>(p, w);
-  }
+  const int sums = p.in.H * (kM * kM / 4 / kThreads) + 2 * kWeightParts + (tiles + 1) / 2;
+  cyclic_flow_backward_sums_sm90<<<sums, kThreads, 0, stream>>>(p, w, readout_blocks_of_head(p));
+  cyclic_flow_backward_clocks_sm90<<<walks + 2, kClockThreads, 0, stream>>>(p, w);
   return cudaGetLastError();
 }
 

@@ -14,7 +14,7 @@ struct Sm90BackwardParams {
   const double* grad_final_clock = nullptr;
   void* d_q = nullptr;                         // [T, H, K] bf16; holds the normalised q in between
   void* d_k = nullptr;                         // [T, H, K] bf16; the normalised k
-  void* d_v = nullptr;                         // [T, H, V] bf16
+  void* d_v = nullptr;                         // [T, H, V] bf16; the write vectors and the slot weights
   float* d_log_alpha = nullptr;                // [T, H]
   float* d_delta = nullptr;
   float* d_beta = nullptr;

@@ -20,7 +20,8 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kWide = kC * kD * 2;    // bytes of a tile of keys, queries or values, and of a state
 constexpr int kNarrow = kC * kM * 2;  // bytes of a tile of write vectors, slot weights or scores, and of a table
 constexpr int kReadoutBlocks = 132;   // blocks of the readout stage; each sums its own gradient of the table
-constexpr int kWeightParts = 64;      // first stage of the sums for the norm weights
+constexpr int kWholeParts = 16;       // warps that hold one state in its walk
+constexpr int kWeightParts = 128;     // first stage of the sums for the norm weights
 constexpr float kRadians = 1.4629180792671596e-9F;        // 2 pi / 2^32
 constexpr float kTurn = 6.283185307179586F / (kM - 1);    // 2 pi / m
 
@@ -39,13 +40,13 @@ struct Workspace {
   float* turned[3];      // X(W, dW) of both passes; X(Y, dY) - X(U, dU)
   float* along;          // <Y, dY>, which is <Q, dQ>
   float* clock;          // their sum, the gradient of the token's clock
-  float* whole;          // [tiles, H, 2] <S, dS'>
-  bf16* writes;          // [T, H, M] W
-  bf16* weights;         // [T, H, M] U
+  float* whole[2];       // <S, dS'>: [tiles, H] of keys, [tiles, H, kWholeParts] of values
+  bf16* writes;          // [T, H, V] W in the first half of each row of d_v
+  bf16* weights;         // [T, H, V] U in the second half
   bf16* d_scores;        // [T, H, M] dY
-  bf16* states;          // [tiles, H, 2, M, D] S at tile starts; slots by columns
-  bf16* d_states;        // [tiles, H, 2, M, D] dS' at tile ends
-  float* d_tables;       // [readout blocks, M * M] in the order of the threads
+  bf16* states;          // [tiles, H, 2, M, D] S at tile starts; slots by columns. dS_V' at tile ends takes the place of S_V
+  bf16* d_states;        // [tiles, H, M, D] dS_K' at tile ends
+  float4* d_tables;      // [readout blocks, M * M / 4] in the order of the threads and their registers
   float* d_weights;      // [2, tiles, H, warps, K]
   float* d_weight_parts; // [2, kWeightParts, K]
   int64_t bytes;
@@ -79,21 +80,26 @@ inline Workspace workspace_of(const Sm90BackwardParams& p) {
   for (int i = 0; i < 3; ++i) take(w.turned[i], tokens);
   take(w.along, tokens);
   take(w.clock, tokens);
-  take(w.whole, 2 * tiles);
-  take(w.writes, tokens * kM);
-  take(w.weights, tokens * kM);
+  take(w.whole[kKeys], tiles);
+  take(w.whole[kValues], tiles * kWholeParts);
   take(w.d_scores, tokens * kM);
   take(w.states, tiles * 2 * kM * kD);
-  take(w.d_states, tiles * 2 * kM * kD);
-  take(w.d_tables, static_cast<int64_t>(readout_blocks_of_head(p)) * p.in.H * kM * kM);
+  take(w.d_states, tiles * kM * kD);
+  take(w.d_tables, static_cast<int64_t>(readout_blocks_of_head(p)) * p.in.H * kM * kM / 4);
   take(w.d_weights, 2 * tiles * kWarps * kD);
   take(w.d_weight_parts, 2 * kWeightParts * kD);
+  w.writes = static_cast<bf16*>(p.d_v);
+  w.weights = w.writes + kM;
   w.bytes = at;
   return w;
 }
 
 inline __host__ __device__ int64_t tile_state(const Sm90BackwardParams& p, int tile, int h, int pass) {
   return ((static_cast<int64_t>(tile) * p.in.H + h) * 2 + pass) * kM * kD;
+}
+
+inline __host__ __device__ bf16* d_state(const Sm90BackwardParams& p, const Workspace& w, int tile, int h, int pass) {
+  return pass == kKeys ? w.d_states + (static_cast<int64_t>(tile) * p.in.H + h) * kM * kD : w.states + tile_state(p, tile, h, kValues);
 }
 
 // Operands of products in tiles of 128 rows, at a constant distance in bytes from a place in shared memory that is given as its address / 16:

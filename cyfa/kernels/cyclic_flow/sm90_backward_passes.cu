@@ -2,8 +2,8 @@
 // with (x, y, z, dS') = (V, dO, U, dS_V') in the value pass and (K, Q, dY, dS_K') in the key pass:
 //   dx = (D * (z W^T))^T y + b (W dS')          dW = (D * (y x^T))^T z + b (x dS'^T)
 // and the key pass adds dQ = D * (dY W^T) K + a (dY S_K^T) and the gradients of both norms. Of dW only <phi, dW> and X(W, dW) are kept.
-// For the gates: pairs of tokens summed both ways, shares of the states, and <S, dS'> of the tile.
-// Overwrites d_v, or d_k and d_q (which hold the normalised keys and queries until then), and the scalars of its pass.
+// For the gates: pairs of tokens summed both ways, shares of the states, and <S_K, dS_K'> of the tile.
+// Overwrites d_k and d_q (which hold the normalised keys and queries until then), then d_v (which holds W and U), and the scalars of its pass.
 // 227 KB of shared memory: x, y and dS' wide, z narrow; the key pass later puts S_K in dS's place and dP^T in y's.
 #include "cyfa/kernels/cyclic_flow/sm90_backward_device.cuh"
 
@@ -15,6 +15,8 @@ struct PassShared {
   float columns[4][kC];
 };
 
+// Distances of the regions of y, dS' and z from that of x.
+constexpr int kY = kWide, kS = 2 * kWide, kZ = 3 * kWide;
 constexpr int kPassBytes = 3 * kWide + kNarrow + static_cast<int>(sizeof(PassShared));
 
 // Sums eight values over the eight lanes of equal lane % 4; returns to each the sum of value lane / 4.
@@ -201,7 +203,6 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
   const uint32_t at_s = at_y + kWide;
   const uint32_t at_z = at_s + kWide;
   const uint32_t place = at_x >> 4;  // of operands of products, beside a constant distance
-  constexpr int kY = kWide, kS = 2 * kWide, kZ = 3 * kWide;
   const int H = p.in.H;
   const int h = blockIdx.x % H;
   const int tile_index = blockIdx.x / H;
@@ -221,23 +222,14 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
   const bf16* x = static_cast<const bf16*>(kPass == kKeys ? p.d_k : p.in.v);
   const int64_t x_stride = kPass == kKeys ? wide : p.in.v_stride;
   const bf16* y = static_cast<const bf16*>(kPass == kKeys ? p.d_q : p.grad_o);
-  const bf16* z = kPass == kKeys ? w.d_scores : w.weights;
+  const bf16* z = kPass == kKeys ? w.d_scores + tile.token * narrow + h * kM : w.weights + tile.token * wide + h * kD;
   load_tile<kC, kD / 8, kThreads>(at_x, x + tile.token * x_stride + h * kD, x_stride, tile.tokens);
   load_tile<kC, kD / 8, kThreads>(at_y, y + tile.token * wide + h * kD, wide, tile.tokens);
-  load_tile<kC, kM / 8, kThreads>(at_z, z + tile.token * narrow + h * kM, narrow, tile.tokens);
+  load_tile<kC, kM / 8, kThreads>(at_z, z, kPass == kKeys ? narrow : wide, tile.tokens);
   copy_async_commit();
-  load_tile<kM, kD / 8, kThreads>(at_s, w.d_states + tile_state(p, tile_index, h, kPass), kD, kM);
+  load_tile<kM, kD / 8, kThreads>(at_s, d_state(p, w, tile_index, h, kPass), kD, kM);
   copy_async_commit();
   load_gates(shared.gate, w, p, tile, h);
-  // W of this thread's rows, as a product's a.
-  const auto fetch_writes = [&](uint32_t (&a)[8][4]) {
-    const uint32_t* from = reinterpret_cast<const uint32_t*>(w.writes + (tile.token + row) * narrow + h * kM) + q;
-#pragma unroll
-    for (int kk = 0; kk < 8; ++kk) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) a[kk][c] = (c % 2 ? valid8 : valid0) ? from[(c % 2) * 4 * narrow + 8 * kk + 4 * (c / 2)] : 0;
-    }
-  };
   const auto token_value = [&](const auto* from, bool valid, int r) { return valid ? from[scalars + r] : 0; };
   const uint32_t turn0 = token_value(w.turn, valid0, row);
   const uint32_t turn8 = token_value(w.turn, valid8, row + 8);
@@ -249,9 +241,19 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
   };
 
   uint32_t a_big[8][4], a_small[8][4];
-  uint32_t writes[8][4];
-  float along0, along8;  // <x, dx> of both rows
-  fetch_writes(writes);
+  uint32_t writes[8][4];  // W of this thread's rows, as a product's a
+  float along0, along8;   // <x, dx> of both rows
+  {
+    const bf16* from = w.writes + (tile.token + row) * wide + h * kD;
+    Rows rows(from, from + 8 * wide, valid0, valid8);
+    rows.arrange();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t of_rows[2][4] = {{rows.row0[i].x, rows.row0[i].y, rows.row0[i].z, rows.row0[i].w}, {rows.row8[i].x, rows.row8[i].y, rows.row8[i].z, rows.row8[i].w}};
+#pragma unroll
+      for (int c = 0; c < 8; ++c) writes[2 * i + c / 4][c % 4] = of_rows[c % 2][c / 4 * 2 + c % 4 / 2];
+    }
+  }
   copy_async_wait<1>();
   fence_async_proxy();
   __syncthreads();
@@ -325,22 +327,24 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
 #pragma unroll
     for (int kk = 0; kk < kD / 16; ++kk) wgmma<0>(d_writes, columns_of(place_of_rows, 0, 16 * kk), columns_of(place, kS, 16 * kk), kk > 0);
     wgmma_commit();
-    // Meanwhile <S, dS'>.
-    const uint4* states = reinterpret_cast<const uint4*>(w.states + tile_state(p, tile_index, h, kPass));
-    float whole = 0.0F;
+    // Meanwhile <S_K, dS_K'>; the walk of dS_V has found <S_V, dS_V'>.
+    if constexpr (kPass == kKeys) {
+      const uint4* states = reinterpret_cast<const uint4*>(w.states + tile_state(p, tile_index, h, kKeys));
+      float whole = 0.0F;
 #pragma unroll 8
-    for (int i = 0; i < kM * kD / 8 / kThreads; ++i) {
-      const int index = i * kThreads + static_cast<int>(threadIdx.x);
-      const uint4 s4 = states[index];
-      const uint4 d4 = *reinterpret_cast<const uint4*>(raw + 2 * kWide + piece_offset(kM, index / (kD / 8), index % (kD / 8)));
-      const uint32_t s1[4] = {s4.x, s4.y, s4.z, s4.w};
-      const uint32_t d1[4] = {d4.x, d4.y, d4.z, d4.w};
+      for (int i = 0; i < kM * kD / 8 / kThreads; ++i) {
+        const int index = i * kThreads + static_cast<int>(threadIdx.x);
+        const uint4 s4 = states[index];
+        const uint4 d4 = *reinterpret_cast<const uint4*>(raw + 2 * kWide + piece_offset(kM, index / (kD / 8), index % (kD / 8)));
+        const uint32_t s1[4] = {s4.x, s4.y, s4.z, s4.w};
+        const uint32_t d1[4] = {d4.x, d4.y, d4.z, d4.w};
 #pragma unroll
-      for (int c = 0; c < 4; ++c) whole = fmaf(unpack(s1[c]).x, unpack(d1[c]).x, fmaf(unpack(s1[c]).y, unpack(d1[c]).y, whole));
+        for (int c = 0; c < 4; ++c) whole = fmaf(unpack(s1[c]).x, unpack(d1[c]).x, fmaf(unpack(s1[c]).y, unpack(d1[c]).y, whole));
+      }
+#pragma unroll
+      for (int bit = 1; bit < 32; bit *= 2) whole += __shfl_xor_sync(0xFFFFFFFF, whole, bit);
+      if (lane == 0) shared.columns[0][warp] = whole;
     }
-#pragma unroll
-    for (int bit = 1; bit < 32; bit *= 2) whole += __shfl_xor_sync(0xFFFFFFFF, whole, bit);
-    if (lane == 0) shared.columns[0][warp] = whole;
     wgmma_wait<0>();
     scale_rows(d_writes, b0, b8);
     const WriteTerms from_end(d_writes, anew(turn0), anew(turn8));
@@ -391,14 +395,12 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
       norm.columns(out, raw_rows, column0, to + to_row, to + to_row8, valid0, valid8, d_weight);
     }
   }
-  if (kPass == kValues) __syncthreads();
-  if (threadIdx.x == 0) {
-    float whole = 0.0F;
-    for (int i = 0; i < kWarps; ++i) whole += shared.columns[0][i];
-    w.whole[(static_cast<int64_t>(tile_index) * H + h) * 2 + kPass] = whole;
-  }
-
   if constexpr (kPass == kKeys) {
+    if (threadIdx.x == 0) {
+      float whole = 0.0F;
+      for (int i = 0; i < kWarps; ++i) whole += shared.columns[0][i];
+      w.whole[kKeys][static_cast<int64_t>(tile_index) * H + h] = whole;
+    }
     put_rows(at_y, row, a_small);  // dP^T
     const uint32_t place_of_columns = place + group * (kC * kRowBytes >> 4);
     float read0 = 0.0F;
@@ -450,7 +452,7 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_keys_sm90(co
 }  // namespace
 
 cudaError_t backward_passes(const Sm90BackwardParams& p, cudaStream_t stream) {
-  for (auto* kernel : {cyclic_flow_backward_values_sm90, cyclic_flow_backward_keys_sm90}) {
+  for (auto* kernel : {cyclic_flow_backward_keys_sm90, cyclic_flow_backward_values_sm90}) {
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kPassBytes);
     if (status != cudaSuccess) return status;
     kernel<<<p.in.tiles * p.in.H, kThreads, kPassBytes, stream>>>(p, workspace_of(p));

@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_readout_sm90
 
   const auto load_queries = [&](const Tile& tile, uint32_t at_q) {
     load_tile<kC, kD / 8, kThreads>(at_q, static_cast<const bf16*>(p.d_q) + tile.token * wide + h * kD, wide, tile.tokens);
-    load_tile<kC, kM / 8, kThreads>(at_q + kW, w.writes + tile.token * narrow + h * kM, narrow, tile.tokens);
+    load_tile<kC, kM / 8, kThreads>(at_q + kW, w.writes + tile.token * wide + h * kD, wide, tile.tokens);
     copy_async_commit();
   };
   if (static_cast<int>(blockIdx.x) / H < p.in.tiles) load_queries(p.in.tile[blockIdx.x / H], shared_address(raw));
@@ -328,8 +328,8 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_readout_sm90
       float* read = w.read[kValues] + h * p.in.T + tile.token;
       if (lane % 4 == 0 && row < tile.tokens) read[row] = read0;
       if (lane % 4 == 0 && row + 8 < tile.tokens) read[row + 8] = read8;
-      bf16* to = w.weights + (tile.token + row) * narrow + h * kM;
-      store_rows(turned_mixture, to, to + 8 * narrow, row < tile.tokens, row + 8 < tile.tokens);
+      bf16* to = w.weights + (tile.token + row) * wide + h * kD;
+      store_rows(turned_mixture, to, to + 8 * wide, row < tile.tokens, row + 8 < tile.tokens);
     }
     {
       float d_scores[64];
@@ -353,15 +353,21 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_readout_sm90
       bf16* to = w.d_scores + (tile.token + row) * narrow + h * kM;
       store_rows(turned_d_scores, to, to + 8 * narrow, row < tile.tokens, row + 8 < tile.tokens);
     }
-    fence_async_proxy();
-    __syncthreads();
-    if (tile_index + blocks < p.in.tiles) load_queries(next, at_q);
     {
       float sum[64];  // [64 slots, M] of dA
+      float4* d_table = w.d_tables + static_cast<int64_t>(blockIdx.x) * (kM * kM / 4) + anew(threadIdx.x);
       const bool first = tile_index < blocks;
-      float* d_table = w.d_tables + static_cast<int64_t>(blockIdx.x) * kM * kM + anew(threadIdx.x);
 #pragma unroll
-      for (int i = 0; i < 64; ++i) sum[i] = first ? 0.0F : d_table[i * kThreads];
+      for (int i = 0; i < 16; ++i) {
+        const float4 x = first ? make_float4(0.0F, 0.0F, 0.0F, 0.0F) : d_table[i * kThreads];
+        sum[4 * i] = x.x;
+        sum[4 * i + 1] = x.y;
+        sum[4 * i + 2] = x.z;
+        sum[4 * i + 3] = x.w;
+      }
+      fence_async_proxy();
+      __syncthreads();
+      if (tile_index + blocks < p.in.tiles) load_queries(next, at_q);
       wgmma_fence();
 #pragma unroll
       for (int kk = 0; kk < kC / 16; ++kk) {
@@ -371,7 +377,7 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_readout_sm90
       wgmma_commit();
       wgmma_wait<0>();
 #pragma unroll
-      for (int i = 0; i < 64; ++i) d_table[i * kThreads] = sum[i];
+      for (int i = 0; i < 16; ++i) d_table[i * kThreads] = make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
     }
     __syncthreads();
   }

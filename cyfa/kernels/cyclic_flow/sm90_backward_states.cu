@@ -1,6 +1,6 @@
 // The walks of cyclic_flow's backward on Hopper, over tiles of 128 tokens:
 //   forward   S' = gamma S + (b W)^T [K, V]               stores S, the state at each tile's start
-//   reverse   dS = gamma dS' + (a dY)^T Q, (a U)^T dO      stores dS', the gradient of the state at each tile's end
+//   reverse   dS = gamma dS' + (a dY)^T Q, (a U)^T dO      stores dS', the gradient of the state at each tile's end, and <S_V, dS_V'>
 // One block walks 64 slots by 128 columns of one state of one head and sequence. A producing warpgroup copies rows in and applies the decay
 // factors; another holds the state in registers. Overwrites the workspace's states, or its d_states and the gradients of the initial
 // state. 96 KB of shared memory: four stages of 64 tokens, so that two blocks share a multiprocessor.
@@ -67,15 +67,16 @@ template <bool kReverse>
 __device__ __forceinline__ void produce(const Sm90BackwardParams& p, const Workspace& w, const Halves<kReverse>& halves, int h, int pass, int slot0, int column0,
                                         char* left, char* right, WalkShared& s) {
   const bf16* slots = kReverse ? (pass == kKeys ? w.d_scores : w.weights) : w.writes;
+  const int slots_width = kReverse && pass == kKeys ? kM : kD;  // W and U lie in rows of d_v
   const void* rows = pass == kKeys ? (kReverse ? p.d_q : p.d_k) : (kReverse ? p.grad_o : p.in.v);
   const int64_t stride = pass == kValues && !kReverse ? p.in.v_stride : static_cast<int64_t>(p.in.H) * kD;
-  const int64_t slots_stride = static_cast<int64_t>(p.in.H) * kM;
+  const int64_t slots_stride = static_cast<int64_t>(p.in.H) * slots_width;
   const auto load = [&](int step) {
     if (step < halves.count) {
       const int64_t token = halves.token(step);
       const int real = halves.real(step);
       const int stage = step % kStages;
-      load_tile<kHalf, kSlots / 8, 128>(shared_address(left + stage * kLeftBytes), slots + token * slots_stride + h * kM + slot0, slots_stride, real);
+      load_tile<kHalf, kSlots / 8, 128>(shared_address(left + stage * kLeftBytes), slots + token * slots_stride + h * slots_width + slot0, slots_stride, real);
       load_tile<kHalf, kColumns / 8, 128>(shared_address(right + stage * kRightBytes), static_cast<const bf16*>(rows) + token * stride + h * kD + column0, stride, real);
     }
     copy_async_commit();
@@ -120,6 +121,38 @@ __device__ __forceinline__ void produce(const Sm90BackwardParams& p, const Works
 __device__ constexpr int key_place(int i) { return (8 * (i / 4) + i % 2) * kM + 8 * (i / 2 % 2); }
 __device__ constexpr int value_place(int i) { return 8 * (i / 2 % 2) * kD + 8 * (i / 4) + i % 2; }
 
+// Rows `slot` and `slot + 8` of a state's 128 columns in memory, 16 bytes at a time.
+struct StateRows {
+  uint4 row0[4], row8[4];
+
+  __device__ __forceinline__ void fetch(const bf16* from0, const bf16* from8) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      row0[i] = fetch_blocks(from0, 4 * i, true);
+      row8[i] = fetch_blocks(from8, 4 * i, true);
+    }
+  }
+  // Their product with a 64 x 128 accumulator, summed over a warp's 16 rows.
+  __device__ __forceinline__ float dot(const float (&d)[64]) const {
+    float sum = 0.0F;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4 x = transpose_quad(row0[i]);
+      const uint4 y = transpose_quad(row8[i]);
+      const uint32_t pairs[4][2] = {{x.x, y.x}, {x.y, y.y}, {x.z, y.z}, {x.w, y.w}};
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        const float* at = d + 4 * (4 * i + b);
+        sum = fmaf(unpack(pairs[b][0]).x, at[0], fmaf(unpack(pairs[b][0]).y, at[1], sum));
+        sum = fmaf(unpack(pairs[b][1]).x, at[2], fmaf(unpack(pairs[b][1]).y, at[3], sum));
+      }
+    }
+#pragma unroll
+    for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, bit);
+    return sum;
+  }
+};
+
 template <bool kReverse>
 __device__ __forceinline__ void walk(const Sm90BackwardParams& p, const Workspace& w) {
   extern __shared__ __align__(1024) char raw[];
@@ -144,23 +177,42 @@ __device__ __forceinline__ void walk(const Sm90BackwardParams& p, const Workspac
     produce<kReverse>(p, w, halves, h, pass, slot0, column0, left, right, s);
   } else {
     const int lane = threadIdx.x % 32;
-    const int slot = slot0 + 16 * (threadIdx.x / 32 % 4) + lane / 4;  // and slot + 8
-    const int column = column0 + 2 * (lane % 4);
-    const int64_t mine = (static_cast<int64_t>(n) * p.in.H + h) * kM * kD + (pass == kKeys ? column * kM + slot : slot * kD + column);
+    const int place = (slot0 + 16 * static_cast<int>(threadIdx.x / 32 % 4) + lane / 4) * kD + column0;  // of this thread's slot, and slot + 8, in a tile's state
+    // This thread's first place in a state in memory; computed again at the end, since registers are short in between.
+    const auto first_place = [&] {
+      const int at = anew(lane);
+      const int column = column0 + 2 * (at % 4);
+      const int at_slot = slot0 + 16 * static_cast<int>(threadIdx.x / 32 % 4) + at / 4;
+      return (static_cast<int64_t>(n) * p.in.H + h) * kM * kD + (pass == kKeys ? column * kM + at_slot : at_slot * kD + column);
+    };
     float state[64];  // [64 slots, 128 columns]
     const float* given = kReverse ? (pass == kKeys ? p.grad_final_k : p.grad_final_v) : (pass == kKeys ? p.in.initial_k : p.in.initial_v);
 #pragma unroll
     for (int i = 0; i < 64; ++i) state[i] = 0.0F;
     if (given != nullptr) {
+      const int64_t mine = first_place();
 #pragma unroll
       for (int i = 0; i < 64; ++i) state[i] = given[mine + (pass == kKeys ? key_place(i) : value_place(i))];
+    }
+    StateRows before;  // S_V of the tile to come
+    if (kReverse && pass == kValues && halves.count > 0) {
+      const bf16* next = d_state(p, w, halves.tile_index(0), h, pass) + place;
+      before.fetch(next, next + 8 * kD);
     }
     for (int step = 0; step < halves.count; ++step) {
       const int stage = step % kStages;
       const bool new_tile = (step & 1) == 0;
       if (new_tile) {
-        bf16* to = (kReverse ? w.d_states : w.states) + tile_state(p, halves.tile_index(step), h, pass) + column0;
-        store_rows(state, to + slot * kD, to + (slot + 8) * kD, true, true);
+        const int tile = halves.tile_index(step);
+        bf16* to = (kReverse ? d_state(p, w, tile, h, pass) : w.states + tile_state(p, tile, h, pass)) + place;
+        if (kReverse && pass == kValues) {  // dS' takes the place of S
+          const float whole = before.dot(state);
+          if (lane == 0) w.whole[kValues][(static_cast<int64_t>(tile) * p.in.H + h) * kWholeParts + 4 * part + threadIdx.x / 32 % 4] = whole;
+        }
+        store_rows(state, to, to + 8 * kD, true, true);
+      } else if (kReverse && pass == kValues && step + 1 < halves.count) {
+        const bf16* next = d_state(p, w, halves.tile_index(step + 1), h, pass) + place;
+        before.fetch(next, next + 8 * kD);
       }
       barrier_wait(&s.full[stage], step / kStages & 1);
       if (new_tile) scale_rows(state, s.whole[stage], s.whole[stage]);
@@ -178,6 +230,7 @@ __device__ __forceinline__ void walk(const Sm90BackwardParams& p, const Workspac
     if (kReverse) {
       float* to = pass == kKeys ? p.d_initial_k : p.d_initial_v;
       if (to != nullptr) {
+        const int64_t mine = first_place();
 #pragma unroll
         for (int i = 0; i < 64; ++i) to[mine + (pass == kKeys ? key_place(i) : value_place(i))] = state[i];
       }
