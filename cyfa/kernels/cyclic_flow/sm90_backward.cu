@@ -36,7 +36,8 @@ __device__ double block_scan(double x, double* shared, double& total) {
   return x + before;
 }
 
-__global__ void __launch_bounds__(kThreads) cyclic_flow_backward_prepare_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
+__global__ void __launch_bounds__(kThreads)
+    cyclic_flow_backward_prepare_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
   __shared__ double sums[kThreads / 32];
   const int h = blockIdx.x % p.in.H;
   const int n = blockIdx.x / p.in.H;
@@ -99,7 +100,8 @@ __device__ __forceinline__ void normalise_row(uint4 x, bf16* to, const float* we
   reinterpret_cast<uint4*>(to)[lane] = x;
 }
 
-__global__ void __launch_bounds__(kThreads) cyclic_flow_backward_rows_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
+__global__ void __launch_bounds__(kThreads)
+    cyclic_flow_backward_rows_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
   const int64_t unit = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;  // token * H + h
   if (unit >= p.in.T * p.in.H) return;
   const int64_t token = unit / p.in.H;
@@ -143,8 +145,8 @@ __device__ double half_scan(double x, double* shared, double& total) {
   return x + before;
 }
 
-// Inside a tile, gate s has its share of: pairs and reads of the state that end at s or later and begin before it, writes that come before it
-// and reach the tile's end, and what passes through the whole tile. Half a block a tile of one head.
+// Inside a tile, gate s has its share of: pairs and reads of the state that end at s or later and begin before it, writes that come before
+// it and reach the tile's end, and what passes through the whole tile. Half a block a tile of one head.
 __device__ __forceinline__ void gate_gradients(const Sm90BackwardParams& p, const Workspace& w, int block) {
   __shared__ double sums[kWarps];
   const int unit = 2 * block + static_cast<int>(threadIdx.x) / kC;
@@ -158,7 +160,8 @@ __device__ __forceinline__ void gate_gradients(const Sm90BackwardParams& p, cons
   double later = 0.0;
   double written = 0.0;
   if (real) {
-    later = (static_cast<double>(w.later[0][at]) - w.earlier[0][at]) + (static_cast<double>(w.later[1][at]) - w.earlier[1][at]) + w.read[0][at] + w.read[1][at];
+    later = (static_cast<double>(w.later[0][at]) - w.earlier[0][at]) + (static_cast<double>(w.later[1][at]) - w.earlier[1][at]) +
+            w.read[0][at] + w.read[1][at];
     written = static_cast<double>(w.written[0][at]) + w.written[1][at];
     w.clock[at] = w.turned[2][at] - w.turned[0][at] - w.turned[1][at];
   }
@@ -196,9 +199,10 @@ __device__ __forceinline__ void sum_weight_parts(const Sm90BackwardParams& p, co
   if (threadIdx.x < kD) to[column] = (sums[column] + sums[column + kD]) + (sums[column + 2 * kD] + sums[column + 3 * kD]);
 }
 
-// ddelta of a token is the sum of dclock from it on. From an empty memory the clock's origin changes nothing (Proposition 6), so the sum over a
-// sequence is zero but for rounding; that error is taken back evenly. Two more blocks finish the norm weights.
-__global__ void __launch_bounds__(kClockThreads) cyclic_flow_backward_clocks_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
+// ddelta of a token is the sum of dclock from it on. From an empty memory the clock's origin changes nothing (Proposition 6), so the sum
+// over a sequence is zero but for rounding; that error is taken back evenly. Two more blocks finish the norm weights.
+__global__ void __launch_bounds__(kClockThreads)
+    cyclic_flow_backward_clocks_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
   __shared__ double sums[kClockThreads / 32];
   if (static_cast<int>(blockIdx.x) >= p.in.N * p.in.H) {
     sum_weight_parts(p, w, static_cast<int>(blockIdx.x) - p.in.N * p.in.H);
@@ -220,7 +224,8 @@ __global__ void __launch_bounds__(kClockThreads) cyclic_flow_backward_clocks_sm9
     sum += total;
   }
   if (p.d_initial_clock != nullptr && threadIdx.x == 0) p.d_initial_clock[n * p.in.H + h] = sum;
-  const bool no_origin = p.in.initial_k == nullptr && p.grad_final_k == nullptr && p.grad_final_v == nullptr && p.grad_final_clock == nullptr;
+  const bool no_origin =
+      p.in.initial_k == nullptr && p.grad_final_k == nullptr && p.grad_final_v == nullptr && p.grad_final_clock == nullptr;
   if (no_origin) {
     for (int64_t i = tokens - 1 - threadIdx.x; i >= 0; i -= kClockThreads) {
       p.d_delta[(begin + i) * p.in.H + h] -= static_cast<float>(sum * static_cast<double>(tokens - i) / static_cast<double>(tokens));
@@ -228,7 +233,8 @@ __global__ void __launch_bounds__(kClockThreads) cyclic_flow_backward_clocks_sm9
   }
 }
 
-// The readout blocks' sums, each in the order of its threads and their registers (hopper/wgmma.cuh): four registers of all threads a block here.
+// The readout blocks' sums, each in the order of its threads and their registers (hopper/wgmma.cuh): four registers of all threads a block
+// here.
 __device__ __forceinline__ void sum_tables(const Sm90BackwardParams& p, const Workspace& w, int h, int i4, int blocks) {
   const int thread = static_cast<int>(threadIdx.x);
   float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
@@ -257,7 +263,8 @@ __device__ __forceinline__ void sum_weight_rows(const Workspace& w, int which, i
 }
 
 // What follows the passes and does not depend on one another, by ranges of blocks: two tiles of a head each; the table; the weights' parts.
-__global__ void __launch_bounds__(kThreads) cyclic_flow_backward_sums_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w, int blocks) {
+__global__ void __launch_bounds__(kThreads)
+    cyclic_flow_backward_sums_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w, int blocks) {
   static_assert(kThreads == kD);
   constexpr int kTableParts = kM * kM / 4 / kThreads;
   const int tiles = p.in.tiles * p.in.H;

@@ -20,37 +20,44 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kWide = kC * kD * 2;    // bytes of a tile of keys, queries or values, and of a state
 constexpr int kNarrow = kC * kM * 2;  // bytes of a tile of write vectors, slot weights or scores, and of a table
 constexpr int kReadoutBlocks = 132;   // blocks of the readout stage; each sums its own gradient of the table
-constexpr int kWholeParts = 16;       // warps that hold one state in its walk
-constexpr int kWeightParts = 128;     // first stage of the sums for the norm weights
-constexpr float kRadians = 1.4629180792671596e-9F;        // 2 pi / 2^32
-constexpr float kTurn = 6.283185307179586F / (kM - 1);    // 2 pi / m
+// A walk of more tiles is cut into segments: at 64 tiles (B8 T8192) cutting in four cost 0.25 ms, at 256 (B2 T32768) in 16 it saved 0.36.
+constexpr int kWalkTiles = 128;
+constexpr int kSegmentTiles = 64;
+constexpr int kWholeParts = 16;                         // warps that hold one state in its walk
+constexpr int kWeightParts = 128;                       // first stage of the sums for the norm weights
+constexpr float kRadians = 1.4629180792671596e-9F;      // 2 pi / 2^32
+constexpr float kTurn = 6.283185307179586F / (kM - 1);  // 2 pi / m
 
 enum Pass { kKeys = 0, kValues = 1 };
 
 // Scalars of tokens are [H, T].
 struct Workspace {
-  uint32_t* turn;        // clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
-  float2* gate;          // sum of log2(alpha) from the tile's start, as high and low part
-  float* rate[2];        // 1 / rms of k and of q
-  float* read[2];        // of a pass: <state's share of its output, its gradient>, for the gates from the tile's start to the token
-  float* later[2];       // pairs (token, earlier token) of the tile, summed over the earlier one
-  float* earlier[2];     // the same, summed over the later one
-  float* written[2];     // <token's write, gradient of the tile's end state>, for the gates after the token
-  float* beta[2];        // <phi, dW>
-  float* turned[3];      // X(W, dW) of both passes; X(Y, dY) - X(U, dU)
-  float* along;          // <Y, dY>, which is <Q, dQ>
-  float* clock;          // their sum, the gradient of the token's clock
-  float* whole[2];       // <S, dS'>: [tiles, H] of keys, [tiles, H, kWholeParts] of values
-  bf16* writes;          // [T, H, V] W in the first half of each row of d_v
-  bf16* weights;         // [T, H, V] U in the second half
-  bf16* d_scores;        // [T, H, M] dY
-  bf16* states;          // [tiles, H, 2, M, D] S at tile starts; slots by columns. dS_V' at tile ends takes the place of S_V
-  bf16* d_states;        // [tiles, H, M, D] dS_K' at tile ends
-  float4* d_tables;      // [readout blocks, M * M / 4] in the order of the threads and their registers
-  float* d_weights;      // [2, tiles, H, warps, K]
-  float* d_weight_parts; // [2, kWeightParts, K]
+  uint32_t* turn;         // clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
+  float2* gate;           // sum of log2(alpha) from the tile's start, as high and low part
+  float* rate[2];         // 1 / rms of k and of q
+  float* read[2];         // of a pass: <state's share of its output, its gradient>, for the gates from the tile's start to the token
+  float* later[2];        // pairs (token, earlier token) of the tile, summed over the earlier one
+  float* earlier[2];      // the same, summed over the later one
+  float* written[2];      // <token's write, gradient of the tile's end state>, for the gates after the token
+  float* beta[2];         // <phi, dW>
+  float* turned[3];       // X(W, dW) of both passes; X(Y, dY) - X(U, dU)
+  float* clock;           // turned[2] - turned[0] - turned[1], the gradient of the token's clock
+  float* along;           // <Y, dY>, which is <Q, dQ>
+  float* whole[2];        // <S, dS'>: [tiles, H] of keys, [tiles, H, kWholeParts] of values
+  bf16* writes;           // [T, H, V] W in the first half of each row of d_v
+  bf16* weights;          // [T, H, V] U in the second half
+  bf16* d_scores;         // [T, H, M] dY
+  bf16* states;           // [tiles, H, 2, M, D] S at tile starts; slots by columns. dS_V' at tile ends takes the place of S_V
+  bf16* d_states;         // [tiles, H, M, D] dS_K' at tile ends
+  float4* ends;           // states at the ends of segments, only where a walk is cut (sm90_backward_states.cu)
+  float4* d_tables;       // [readout blocks, M * M / 4] in the order of the threads and their registers
+  float* d_weights;       // [2, tiles, H, warps, K]
+  float* d_weight_parts;  // [2, kWeightParts, K]
   int64_t bytes;
 };
+
+// Tiles of the longest sequence, or more where that is not known.
+inline int longest_walk(const Sm90BackwardParams& p) { return p.in.longest > 0 ? p.in.longest : p.in.tiles; }
 
 inline int readout_blocks_of_head(const Sm90BackwardParams& p) {
   const int most = kReadoutBlocks / p.in.H > 0 ? kReadoutBlocks / p.in.H : 1;
@@ -85,6 +92,8 @@ inline Workspace workspace_of(const Sm90BackwardParams& p) {
   take(w.d_scores, tokens * kM);
   take(w.states, tiles * 2 * kM * kD);
   take(w.d_states, tiles * kM * kD);
+  const int64_t places = longest_walk(p) > kWalkTiles ? p.in.tiles / kSegmentTiles + p.in.N : 0;
+  take(w.ends, places * p.in.H * 2 * kM * kD / 4);
   take(w.d_tables, static_cast<int64_t>(readout_blocks_of_head(p)) * p.in.H * kM * kM / 4);
   take(w.d_weights, 2 * tiles * kWarps * kD);
   take(w.d_weight_parts, 2 * kWeightParts * kD);
@@ -102,15 +111,17 @@ inline __host__ __device__ bf16* d_state(const Sm90BackwardParams& p, const Work
   return pass == kKeys ? w.d_states + (static_cast<int64_t>(tile) * p.in.H + h) * kM * kD : w.states + tile_state(p, tile, h, kValues);
 }
 
-// Operands of products in tiles of 128 rows, at a constant distance in bytes from a place in shared memory that is given as its address / 16:
-// along_columns and along_rows of hopper/tile.cuh in one addition.
+// Operands of products in tiles of 128 rows, at a constant distance in bytes from a place in shared memory that is given as its address /
+// 16: along_columns and along_rows of hopper/tile.cuh in one addition.
 __device__ __forceinline__ uint64_t operand(uint32_t place, int distance, int leading) {
   return static_cast<uint64_t>(1U << 30 | 1024 >> 4) << 32 | (place + static_cast<uint32_t>(distance >> 4 | leading >> 4 << 16));
 }
 __device__ __forceinline__ uint64_t columns_of(uint32_t place, int distance, int column) {
   return operand(place, distance + (column >> 6) * kC * kRowBytes + (column & 63) * 2, 16);
 }
-__device__ __forceinline__ uint64_t rows_of(uint32_t place, int distance, int row) { return operand(place, distance + row * kRowBytes, kC * kRowBytes); }
+__device__ __forceinline__ uint64_t rows_of(uint32_t place, int distance, int row) {
+  return operand(place, distance + row * kRowBytes, kC * kRowBytes);
+}
 
 // Stages, in order; each launches on the stream and returns cudaGetLastError().
 cudaError_t backward_states(const Sm90BackwardParams& p, bool reverse, cudaStream_t stream);
@@ -137,7 +148,9 @@ __device__ __forceinline__ float power_of_2(float x) {
   return y;
 }
 
-__device__ __forceinline__ float gate_between(float2 later, float2 earlier) { return power_of_2((later.x - earlier.x) + (later.y - earlier.y)); }
+__device__ __forceinline__ float gate_between(float2 later, float2 earlier) {
+  return power_of_2((later.x - earlier.x) + (later.y - earlier.y));
+}
 // The same where `in_order`, else 0, without a branch.
 __device__ __forceinline__ float gate_between(float2 later, float2 earlier, bool in_order) {
   const float x = (later.x - earlier.x) + (later.y - earlier.y);
@@ -174,16 +187,28 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// The four lanes of a quad hold two columns each of four neighbouring 8-column blocks; afterwards lane q holds the eight columns of block q.
-// Its own inverse.
+// The four lanes of a quad hold two columns each of four neighbouring 8-column blocks; afterwards lane q holds the eight columns of block
+// q. Its own inverse.
 __device__ __forceinline__ uint4 transpose_quad(uint4 v) {
   const int q = threadIdx.x % 4;
   uint32_t x = __shfl_xor_sync(0xFFFFFFFF, (q & 1) ? v.x : v.y, 1);
   uint32_t y = __shfl_xor_sync(0xFFFFFFFF, (q & 1) ? v.z : v.w, 1);
-  if (q & 1) { v.x = x; v.z = y; } else { v.y = x; v.w = y; }
+  if (q & 1) {
+    v.x = x;
+    v.z = y;
+  } else {
+    v.y = x;
+    v.w = y;
+  }
   x = __shfl_xor_sync(0xFFFFFFFF, (q & 2) ? v.x : v.z, 2);
   y = __shfl_xor_sync(0xFFFFFFFF, (q & 2) ? v.y : v.w, 2);
-  if (q & 2) { v.x = x; v.y = y; } else { v.z = x; v.w = y; }
+  if (q & 2) {
+    v.x = x;
+    v.y = y;
+  } else {
+    v.z = x;
+    v.w = y;
+  }
   return v;
 }
 
@@ -198,10 +223,10 @@ __device__ __forceinline__ void store_rows(const float (&d)[N], bf16* row0, bf16
 #pragma unroll
   for (int i = 0; i < N / 4; i += 4) {
     const int column = 8 * (i + static_cast<int>(threadIdx.x % 4));
-    const uint4 x = transpose_quad(make_uint4(pack(d[4 * i], d[4 * i + 1]), pack(d[4 * i + 4], d[4 * i + 5]), pack(d[4 * i + 8], d[4 * i + 9]),
-                                              pack(d[4 * i + 12], d[4 * i + 13])));
-    const uint4 y = transpose_quad(make_uint4(pack(d[4 * i + 2], d[4 * i + 3]), pack(d[4 * i + 6], d[4 * i + 7]), pack(d[4 * i + 10], d[4 * i + 11]),
-                                              pack(d[4 * i + 14], d[4 * i + 15])));
+    const uint4 x = transpose_quad(make_uint4(pack(d[4 * i], d[4 * i + 1]), pack(d[4 * i + 4], d[4 * i + 5]),
+                                              pack(d[4 * i + 8], d[4 * i + 9]), pack(d[4 * i + 12], d[4 * i + 13])));
+    const uint4 y = transpose_quad(make_uint4(pack(d[4 * i + 2], d[4 * i + 3]), pack(d[4 * i + 6], d[4 * i + 7]),
+                                              pack(d[4 * i + 10], d[4 * i + 11]), pack(d[4 * i + 14], d[4 * i + 15])));
     if (valid0) *reinterpret_cast<uint4*>(row0 + column) = x;
     if (valid8) *reinterpret_cast<uint4*>(row8 + column) = y;
   }
@@ -231,7 +256,9 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t at) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
   return x;
 }
-__device__ __forceinline__ void store_shared(uint32_t at, uint32_t x) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
+__device__ __forceinline__ void store_shared(uint32_t at, uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+}
 
 // A packed 64 x 128 accumulator to its rows of a tile [C, 128] in shared memory.
 __device__ __forceinline__ void put_rows(uint32_t tile, int row, const uint32_t (&a)[8][4]) {

@@ -3,8 +3,8 @@
 //   dx = (D * (z W^T))^T y + b (W dS')          dW = (D * (y x^T))^T z + b (x dS'^T)
 // and the key pass adds dQ = D * (dY W^T) K + a (dY S_K^T) and the gradients of both norms. Of dW only <phi, dW> and X(W, dW) are kept.
 // For the gates: pairs of tokens summed both ways, shares of the states, and <S_K, dS_K'> of the tile.
-// Overwrites d_k and d_q (which hold the normalised keys and queries until then), then d_v (which holds W and U), and the scalars of its pass.
-// 227 KB of shared memory: x, y and dS' wide, z narrow; the key pass later puts S_K in dS's place and dP^T in y's.
+// Overwrites d_k and d_q (which hold the normalised keys and queries until then), then d_v (which holds W and U), and the scalars of its
+// pass. 227 KB of shared memory: x, y and dS' wide, z narrow; the key pass later puts S_K in dS's place and dP^T in y's.
 #include "cyfa/kernels/cyclic_flow/sm90_backward_device.cuh"
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
@@ -30,18 +30,18 @@ __device__ __forceinline__ float sum_lanes(const float (&x)[8]) {
   return ((lane & 4) ? y[1] : y[0]) + __shfl_xor_sync(0xFFFFFFFF, (lane & 4) ? y[0] : y[1], 4);
 }
 
-// Of big * small * decay between the tokens s (rows) and t (columns): sums over t > s of this thread's two rows, sums over their warp's rows
-// of column 32 i + 8 (lane / 8) + 2 q + lane / 4 % 2, and the terms t = s.
+// Of big * small * decay between the tokens s (rows) and t (columns): sums over t > s of this thread's two rows, sums over their warp's
+// rows of column 32 i + 8 (lane / 8) + 2 q + lane / 4 % 2, and the terms t = s.
 struct PairSums {
   float row0 = 0.0F, row8 = 0.0F, same0 = 0.0F, same8 = 0.0F;
   float column[4];
 };
 
-// `big` and `small`, 64 tokens s by the 64 tokens t of one half of the tile, times the decay from s to t >= s and packed as the next products'
-// a; and their sums.
+// `big` and `small`, 64 tokens s by the 64 tokens t of one half of the tile, times the decay from s to t >= s and packed as the next
+// products' a; and their sums.
 template <int kTokens>
-__device__ __forceinline__ void decay_pairs(const float (&big)[32], const float (&small)[32], int row, const float2* gate, uint32_t (&a_big)[8][4],
-                                            uint32_t (&a_small)[8][4], PairSums& sums) {
+__device__ __forceinline__ void decay_pairs(const float (&big)[32], const float (&small)[32], int row, const float2* gate,
+                                            uint32_t (&a_big)[8][4], uint32_t (&a_small)[8][4], PairSums& sums) {
   const float2 gate0 = gate[row];
   const float2 gate8 = gate[row + 8];
   const int q = threadIdx.x % 4;
@@ -158,7 +158,8 @@ struct NormBackward {
   const float* weight;
   float rate0, rate8, along0, along8;
 
-  __device__ __forceinline__ NormBackward(const float* norm_weight, float inverse0, float inverse8, float factor, float dot0, float dot8) : weight(norm_weight) {
+  __device__ __forceinline__ NormBackward(const float* norm_weight, float inverse0, float inverse8, float factor, float dot0, float dot8)
+      : weight(norm_weight) {
     const bool norm = weight != nullptr;
     rate0 = norm ? inverse0 * factor : factor;
     rate8 = norm ? inverse8 * factor : factor;
@@ -167,7 +168,8 @@ struct NormBackward {
   }
 
   // Columns from column0 on: dx to memory, and these 16 rows' share of the weight's gradient.
-  __device__ __forceinline__ void columns(const float (&d)[64], const Rows& x, int column0, bf16* to0, bf16* to8, bool valid0, bool valid8, float* d_weight) const {
+  __device__ __forceinline__ void columns(const float (&d)[64], const Rows& x, int column0, bf16* to0, bf16* to8, bool valid0, bool valid8,
+                                          float* d_weight) const {
     const int lane = threadIdx.x % 32;
     const int q = lane % 4;
 #pragma unroll
@@ -249,7 +251,8 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
     rows.arrange();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t of_rows[2][4] = {{rows.row0[i].x, rows.row0[i].y, rows.row0[i].z, rows.row0[i].w}, {rows.row8[i].x, rows.row8[i].y, rows.row8[i].z, rows.row8[i].w}};
+      const uint32_t of_rows[2][4] = {{rows.row0[i].x, rows.row0[i].y, rows.row0[i].z, rows.row0[i].w},
+                                      {rows.row8[i].x, rows.row8[i].y, rows.row8[i].z, rows.row8[i].w}};
 #pragma unroll
       for (int c = 0; c < 8; ++c) writes[2 * i + c / 4][c % 4] = of_rows[c % 2][c / 4 * 2 + c % 4 / 2];
     }
@@ -389,7 +392,8 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
       __syncthreads();  // these columns of dS' are done with, and make room for those of S_K
       load_tile<kM, 16, kThreads>(at_s + column0 * kC * 2, w.states + tile_state(p, tile_index, h, kKeys) + column0, kD, kM);
       copy_async_commit();
-      const NormBackward norm(p.in.k_norm_weight, token_value(w.rate[0], valid0, row), token_value(w.rate[0], valid8, row + 8), 1.0F, along0, along8);
+      const NormBackward norm(p.in.k_norm_weight, token_value(w.rate[0], valid0, row), token_value(w.rate[0], valid8, row + 8), 1.0F,
+                              along0, along8);
       raw_rows.arrange();
       bf16* to = static_cast<bf16*>(p.d_k);
       norm.columns(out, raw_rows, column0, to + to_row, to + to_row8, valid0, valid8, d_weight);
@@ -424,7 +428,8 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
       float out[64];
       wgmma_fence();
 #pragma unroll
-      for (int kk = 0; kk < kM / 16; ++kk) wgmma<1>(out, columns_of(place_of_rows, kZ, 16 * kk), rows_of(place_of_half, kS, 16 * kk), kk > 0);
+      for (int kk = 0; kk < kM / 16; ++kk)
+        wgmma<1>(out, columns_of(place_of_rows, kZ, 16 * kk), rows_of(place_of_half, kS, 16 * kk), kk > 0);
       wgmma_commit();
       queries.arrange();
       wgmma_wait<0>();
@@ -436,16 +441,19 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
       wgmma_commit();
       raw_rows.arrange();
       wgmma_wait<0>();
-      norm.columns(out, raw_rows, column0, to + to_row, to + to_row8, valid0, valid8, d_weight + static_cast<int64_t>(p.in.tiles) * H * kWarps * kD);
+      norm.columns(out, raw_rows, column0, to + to_row, to + to_row8, valid0, valid8,
+                   d_weight + static_cast<int64_t>(p.in.tiles) * H * kWarps * kD);
     }
     put(w.read[kKeys], quad_sum(read0), quad_sum(read8));
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_values_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
+__global__ void __launch_bounds__(kThreads, 1)
+    cyclic_flow_backward_values_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
   pass_backward<kValues>(p, w);
 }
-__global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_keys_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
+__global__ void __launch_bounds__(kThreads, 1)
+    cyclic_flow_backward_keys_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
   pass_backward<kKeys>(p, w);
 }
 

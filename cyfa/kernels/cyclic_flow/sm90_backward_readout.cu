@@ -20,8 +20,8 @@ struct ReadoutShared {
 constexpr int kK = kWide, kS = 2 * kWide, kW = 3 * kWide;
 constexpr int kReadoutBytes = 3 * kWide + kNarrow + static_cast<int>(sizeof(ReadoutShared));
 
-// Decay and causal mask of the scores between 64 tokens and the 64 tokens from kTokens on, packed as the next product's a. `row` is the first
-// token row.
+// Decay and causal mask of the scores between 64 tokens and the 64 tokens from kTokens on, packed as the next product's a. `row` is the
+// first token row.
 template <int kTokens>
 __device__ __forceinline__ void decay_and_pack(const float (&d)[32], int row, const float2* gate, uint32_t (&a)[8][4]) {
   const float2 gate0 = gate[row];
@@ -45,8 +45,8 @@ __device__ __forceinline__ void decay_and_pack(const float (&d)[32], int row, co
 // out = D * (x y^T) W + a (x s^T) for this warpgroup's 64 rows; from_state is the second term. x, y, s and W lie in the four regions.
 // after_y and after_x are called when this warpgroup is done with y, and with x and s.
 template <typename AfterY, typename AfterX>
-__device__ __forceinline__ void gated_read(uint32_t place, int group, int row, const float2* gate, float (&out)[64], uint32_t (&from_state)[8][4],
-                                           const AfterY& after_y, const AfterX& after_x) {
+__device__ __forceinline__ void gated_read(uint32_t place, int group, int row, const float2* gate, float (&out)[64],
+                                           uint32_t (&from_state)[8][4], const AfterY& after_y, const AfterX& after_x) {
   const uint32_t place_of_rows = place + group * (64 * kRowBytes >> 4);
   uint32_t a[8][4];
   const auto half = [&](auto tokens) {
@@ -179,13 +179,14 @@ __device__ __forceinline__ void times_table_transposed(float (&d)[64], uint32_t 
   wgmma_commit();
 }
 
-__global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_readout_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
+__global__ void __launch_bounds__(kThreads, 1)
+    cyclic_flow_backward_readout_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
   extern __shared__ __align__(1024) char raw[];
   ReadoutShared& s = *reinterpret_cast<ReadoutShared*>(raw + 3 * kWide + kNarrow);
   const int H = p.in.H;
   const int h = blockIdx.x % H;
   const int blocks = gridDim.x / H;
-  const int64_t wide = static_cast<int64_t>(H) * kD;    // distance of tokens
+  const int64_t wide = static_cast<int64_t>(H) * kD;  // distance of tokens
   const int64_t narrow = static_cast<int64_t>(H) * kM;
   const bf16* table = static_cast<const bf16*>(p.in.table) + static_cast<int64_t>(h) * 2 * kM * kM;
   const int group = threadIdx.x / 128;
@@ -218,7 +219,8 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_readout_sm90
     load_tile<kM, kD / 8, kThreads>(at_s, w.states + tile_state(p, tile_index, h, kKeys), kD, kM);
     copy_async_commit();
     load_gates(s.gate, w, p, tile, h);
-    if (threadIdx.x < kC) s.turn[threadIdx.x] = static_cast<int>(threadIdx.x) < tile.tokens ? w.turn[h * p.in.T + tile.token + threadIdx.x] : 0;
+    if (threadIdx.x < kC)
+      s.turn[threadIdx.x] = static_cast<int>(threadIdx.x) < tile.tokens ? w.turn[h * p.in.T + tile.token + threadIdx.x] : 0;
     copy_async_wait<0>();
     fence_async_proxy();
     __syncthreads();
@@ -226,7 +228,8 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_readout_sm90
     // Regions take their next content as soon as both warpgroups are done with them.
     const auto load_values = [&] {
       __syncthreads();
-      load_tile<kC, kD / 8, kThreads>(at_k, static_cast<const bf16*>(p.in.v) + tile.token * p.in.v_stride + h * kD, p.in.v_stride, tile.tokens);
+      load_tile<kC, kD / 8, kThreads>(at_k, static_cast<const bf16*>(p.in.v) + tile.token * p.in.v_stride + h * kD, p.in.v_stride,
+                                      tile.tokens);
     };
     const auto load_gradients = [&] {
       __syncthreads();
@@ -260,7 +263,8 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_readout_sm90
     if (has_rows) {
       float d_weights[64];
       // The row anew, or the masks' predicates are kept.
-      gated_read(place, group, static_cast<int>(load_shared(at_row)), s.gate, d_weights, from_state, [] {}, load_tables);
+      gated_read(
+          place, group, static_cast<int>(load_shared(at_row)), s.gate, d_weights, from_state, [] {}, load_tables);
       float turned_d_weights[64];
       rotate(d_weights, anew(s.turn[row]), anew(s.turn[row + 8]), 1.0F, turned_d_weights);
       pack_rows(turned_d_weights, turned);
@@ -386,7 +390,8 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_backward_readout_sm90
 }  // namespace
 
 cudaError_t backward_readout(const Sm90BackwardParams& p, cudaStream_t stream) {
-  const cudaError_t status = cudaFuncSetAttribute(cyclic_flow_backward_readout_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize, kReadoutBytes);
+  const cudaError_t status =
+      cudaFuncSetAttribute(cyclic_flow_backward_readout_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize, kReadoutBytes);
   if (status != cudaSuccess) return status;
   cyclic_flow_backward_readout_sm90<<<readout_blocks_of_head(p) * p.in.H, kThreads, kReadoutBytes, stream>>>(p, workspace_of(p));
   return cudaGetLastError();

@@ -4,6 +4,8 @@
 // One block walks 64 slots by 128 columns of one state of one head and sequence. A producing warpgroup copies rows in and applies the decay
 // factors; another holds the state in registers. Overwrites the workspace's states, or its d_states and the gradients of the initial
 // state. 96 KB of shared memory: four stages of 64 tokens, so that two blocks share a multiprocessor.
+// A long walk is cut into segments, so that a few sequences fill the chip: all but the last are walked from zero for their ends alone, then
+// each from its true start, the sum of the ends before it under their decay. The cut depends on the sequence's own length alone.
 #include "cyfa/kernels/cyclic_flow/sm90_backward_device.cuh"
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
@@ -26,21 +28,29 @@ struct WalkShared {
 
 constexpr int kWalkBytes = kStages * (kLeftBytes + kRightBytes) + static_cast<int>(sizeof(WalkShared));
 
-// The tokens of one walk in its order, half a tile at a time. All tiles of a sequence but its last are full.
+// The tokens of one segment of a walk in its order, half a tile at a time. All tiles of a sequence but its last are full.
 template <bool kReverse>
 struct Halves {
-  int first;       // tile
-  int count;
+  int first;       // tile of the sequence
+  int total;       // halves of the sequence
+  int segments;    // of the walk
+  int before;      // halves walked in earlier segments
+  int count;       // halves of this segment; 0 where there is no such segment
   int64_t token0;  // of the sequence
   int tokens;      // of the sequence; a walk of more than 2^31 has no room in memory
 
-  __device__ Halves(const Sm90BackwardParams& p, int n) : first(p.in.first_tile[n]), count(2 * (p.in.first_tile[n + 1] - first)), token0(0), tokens(0) {
-    if (count == 0) return;
-    const Tile last = p.in.tile[first + count / 2 - 1];
+  __device__ Halves(const Sm90BackwardParams& p, int n, int segment)
+      : first(p.in.first_tile[n]), total(2 * (p.in.first_tile[n + 1] - first)), token0(0), tokens(0) {
+    const int tiles = total / 2;
+    segments = tiles <= kWalkTiles ? 1 : (tiles + kSegmentTiles - 1) / kSegmentTiles;
+    before = 2 * kSegmentTiles * segment;
+    count = segment >= segments ? 0 : segments == 1 ? total : min(2 * kSegmentTiles, total - before);
+    if (tiles == 0) return;
+    const Tile last = p.in.tile[first + tiles - 1];
     token0 = p.in.tile[first].token;
     tokens = static_cast<int>(last.token - token0) + last.tokens;
   }
-  __device__ int half(int step) const { return kReverse ? count - 1 - step : step; }
+  __device__ int half(int step) const { return kReverse ? total - 1 - before - step : before + step; }
   __device__ int tile_index(int step) const { return first + half(step) / 2; }
   __device__ int64_t token(int step) const { return token0 + half(step) * kHalf; }
   __device__ int real(int step) const { return max(0, min(kHalf, tokens - half(step) * kHalf)); }
@@ -64,8 +74,8 @@ __device__ __forceinline__ void scale_pieces(char* tile, int row, int piece0, fl
 }
 
 template <bool kReverse>
-__device__ __forceinline__ void produce(const Sm90BackwardParams& p, const Workspace& w, const Halves<kReverse>& halves, int h, int pass, int slot0, int column0,
-                                        char* left, char* right, WalkShared& s) {
+__device__ __forceinline__ void produce(const Sm90BackwardParams& p, const Workspace& w, const Halves<kReverse>& halves, int h, int pass,
+                                        int slot0, int column0, char* left, char* right, WalkShared& s) {
   const bf16* slots = kReverse ? (pass == kKeys ? w.d_scores : w.weights) : w.writes;
   const int slots_width = kReverse && pass == kKeys ? kM : kD;  // W and U lie in rows of d_v
   const void* rows = pass == kKeys ? (kReverse ? p.d_q : p.d_k) : (kReverse ? p.grad_o : p.in.v);
@@ -76,8 +86,10 @@ __device__ __forceinline__ void produce(const Sm90BackwardParams& p, const Works
       const int64_t token = halves.token(step);
       const int real = halves.real(step);
       const int stage = step % kStages;
-      load_tile<kHalf, kSlots / 8, 128>(shared_address(left + stage * kLeftBytes), slots + token * slots_stride + h * slots_width + slot0, slots_stride, real);
-      load_tile<kHalf, kColumns / 8, 128>(shared_address(right + stage * kRightBytes), static_cast<const bf16*>(rows) + token * stride + h * kD + column0, stride, real);
+      load_tile<kHalf, kSlots / 8, 128>(shared_address(left + stage * kLeftBytes), slots + token * slots_stride + h * slots_width + slot0,
+                                        slots_stride, real);
+      load_tile<kHalf, kColumns / 8, 128>(shared_address(right + stage * kRightBytes),
+                                          static_cast<const bf16*>(rows) + token * stride + h * kD + column0, stride, real);
     }
     copy_async_commit();
   };
@@ -98,7 +110,9 @@ __device__ __forceinline__ void produce(const Sm90BackwardParams& p, const Works
     }
     return g;
   };
-  const auto factor = [](float2 of_row, float2 end) { return kReverse ? gate_between(of_row, make_float2(0.0F, 0.0F)) : gate_between(end, of_row); };
+  const auto factor = [](float2 of_row, float2 end) {
+    return kReverse ? gate_between(of_row, make_float2(0.0F, 0.0F)) : gate_between(end, of_row);
+  };
   for (int step = 0; step < kStages - 1; ++step) load(step);
   Gates now = fetch(0);
   for (int step = 0; step < halves.count; ++step) {
@@ -121,39 +135,48 @@ __device__ __forceinline__ void produce(const Sm90BackwardParams& p, const Works
 __device__ constexpr int key_place(int i) { return (8 * (i / 4) + i % 2) * kM + 8 * (i / 2 % 2); }
 __device__ constexpr int value_place(int i) { return 8 * (i / 2 % 2) * kD + 8 * (i / 4) + i % 2; }
 
-// Rows `slot` and `slot + 8` of a state's 128 columns in memory, 16 bytes at a time.
+// This thread's pieces of two rows of 128 columns of a state in memory, as store_rows has them.
 struct StateRows {
   uint4 row0[4], row8[4];
 
-  __device__ __forceinline__ void fetch(const bf16* from0, const bf16* from8) {
+  __device__ __forceinline__ void fetch(const bf16* from) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      row0[i] = fetch_blocks(from0, 4 * i, true);
-      row8[i] = fetch_blocks(from8, 4 * i, true);
+      row0[i] = fetch_blocks(from, 4 * i, true);
+      row8[i] = fetch_blocks(from + 8 * kD, 4 * i, true);
     }
-  }
-  // Their product with a 64 x 128 accumulator, summed over a warp's 16 rows.
-  __device__ __forceinline__ float dot(const float (&d)[64]) const {
-    float sum = 0.0F;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint4 x = transpose_quad(row0[i]);
-      const uint4 y = transpose_quad(row8[i]);
-      const uint32_t pairs[4][2] = {{x.x, y.x}, {x.y, y.y}, {x.z, y.z}, {x.w, y.w}};
-#pragma unroll
-      for (int b = 0; b < 4; ++b) {
-        const float* at = d + 4 * (4 * i + b);
-        sum = fmaf(unpack(pairs[b][0]).x, at[0], fmaf(unpack(pairs[b][0]).y, at[1], sum));
-        sum = fmaf(unpack(pairs[b][1]).x, at[2], fmaf(unpack(pairs[b][1]).y, at[3], sum));
-      }
-    }
-#pragma unroll
-    for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, bit);
-    return sum;
   }
 };
 
-template <bool kReverse>
+__device__ __forceinline__ float dot(const uint4& x, const uint4& y) {
+  const uint32_t a[4] = {x.x, x.y, x.z, x.w};
+  const uint32_t b[4] = {y.x, y.y, y.z, y.w};
+  float sum = 0.0F;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sum = fmaf(unpack(a[i]).x, unpack(b[i]).x, fmaf(unpack(a[i]).y, unpack(b[i]).y, sum));
+  return sum;
+}
+
+// Two rows of a 64 x 128 accumulator to memory as bf16, and their product with what was there, summed over the warp.
+__device__ __forceinline__ float replace_rows(const float (&d)[64], const StateRows& before, bf16* to) {
+  float sum = 0.0F;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float* at = d + 16 * i;
+    const uint4 x = transpose_quad(make_uint4(pack(at[0], at[1]), pack(at[4], at[5]), pack(at[8], at[9]), pack(at[12], at[13])));
+    const uint4 y = transpose_quad(make_uint4(pack(at[2], at[3]), pack(at[6], at[7]), pack(at[10], at[11]), pack(at[14], at[15])));
+    sum += dot(x, before.row0[i]) + dot(y, before.row8[i]);
+    const int column = 8 * (4 * i + static_cast<int>(threadIdx.x % 4));
+    *reinterpret_cast<uint4*>(to + column) = x;
+    *reinterpret_cast<uint4*>(to + 8 * kD + column) = y;
+  }
+#pragma unroll
+  for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, bit);
+  return sum;
+}
+
+// kEnds: the first walk of a long sequence's segments, each from a zero state; it only keeps their ends.
+template <bool kReverse, bool kEnds>
 __device__ __forceinline__ void walk(const Sm90BackwardParams& p, const Workspace& w) {
   extern __shared__ __align__(1024) char raw[];
   char* left = raw;
@@ -161,12 +184,19 @@ __device__ __forceinline__ void walk(const Sm90BackwardParams& p, const Workspac
   WalkShared& s = *reinterpret_cast<WalkShared*>(right + kStages * kRightBytes);
   // The parts of a state are neighbours, so that what they share comes from memory once.
   const int part = static_cast<int>(blockIdx.x) % kParts;
-  const int pass = static_cast<int>(blockIdx.x) / kParts;
+  const int pass = static_cast<int>(blockIdx.x) / kParts % 2;
   const int slot0 = part / (kD / kColumns) * kSlots;
   const int column0 = part % (kD / kColumns) * kColumns;
-  const int h = static_cast<int>(blockIdx.y) % p.in.H;
-  const int n = static_cast<int>(blockIdx.y) / p.in.H;
-  const Halves<kReverse> halves(p, n);
+  const int h = static_cast<int>(blockIdx.x) / (2 * kParts) % p.in.H;
+  const int n = static_cast<int>(blockIdx.x) / (2 * kParts) / p.in.H;
+  const int segment = static_cast<int>(blockIdx.y);
+  const Halves<kReverse> halves(p, n, segment);
+  if (kEnds ? segment + 1 >= halves.segments : segment >= halves.segments) return;
+  // Ends of segments, [places, H, 2, parts, 16, 128] in the order of the consuming threads.
+  const auto ends = [&](int of_segment) {
+    const int64_t at = halves.first / kSegmentTiles + n + of_segment;
+    return w.ends + (((at * p.in.H + h) * 2 + pass) * kParts + part) * (16 * 128) + threadIdx.x % 128;
+  };
   if (threadIdx.x < kStages) {
     barrier_init(&s.full[threadIdx.x], 128);
     barrier_init(&s.empty[threadIdx.x], 128);
@@ -177,7 +207,8 @@ __device__ __forceinline__ void walk(const Sm90BackwardParams& p, const Workspac
     produce<kReverse>(p, w, halves, h, pass, slot0, column0, left, right, s);
   } else {
     const int lane = threadIdx.x % 32;
-    const int place = (slot0 + 16 * static_cast<int>(threadIdx.x / 32 % 4) + lane / 4) * kD + column0;  // of this thread's slot, and slot + 8, in a tile's state
+    const int place = (slot0 + 16 * static_cast<int>(threadIdx.x / 32 % 4) + lane / 4) * kD +
+                      column0;  // of this thread's slot, and slot + 8, in a tile's state
     // This thread's first place in a state in memory; computed again at the end, since registers are short in between.
     const auto first_place = [&] {
       const int at = anew(lane);
@@ -189,30 +220,46 @@ __device__ __forceinline__ void walk(const Sm90BackwardParams& p, const Workspac
     const float* given = kReverse ? (pass == kKeys ? p.grad_final_k : p.grad_final_v) : (pass == kKeys ? p.in.initial_k : p.in.initial_v);
 #pragma unroll
     for (int i = 0; i < 64; ++i) state[i] = 0.0F;
-    if (given != nullptr) {
+    if (!kEnds && given != nullptr) {
       const int64_t mine = first_place();
 #pragma unroll
       for (int i = 0; i < 64; ++i) state[i] = given[mine + (pass == kKeys ? key_place(i) : value_place(i))];
     }
+    // Through the segments that come first.
+#pragma unroll 1
+    for (int j = 0; !kEnds && j < segment; ++j) {
+      float decay = 0.0F;
+      for (int i = 0; i < kSegmentTiles; ++i) decay += w.gate[h * p.in.T + halves.last_of_tile(2 * (kSegmentTiles * (j - segment) + i))].x;
+      decay = power_of_2(decay);
+      const float4* end = ends(j);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const float4 x = end[i * 128];
+        state[4 * i] = fmaf(decay, state[4 * i], x.x);
+        state[4 * i + 1] = fmaf(decay, state[4 * i + 1], x.y);
+        state[4 * i + 2] = fmaf(decay, state[4 * i + 2], x.z);
+        state[4 * i + 3] = fmaf(decay, state[4 * i + 3], x.w);
+      }
+    }
     StateRows before;  // S_V of the tile to come
-    if (kReverse && pass == kValues && halves.count > 0) {
-      const bf16* next = d_state(p, w, halves.tile_index(0), h, pass) + place;
-      before.fetch(next, next + 8 * kD);
+    if (kReverse && !kEnds && pass == kValues && halves.count > 0) {
+      before.fetch(d_state(p, w, halves.tile_index(0), h, pass) + place);
     }
     for (int step = 0; step < halves.count; ++step) {
       const int stage = step % kStages;
       const bool new_tile = (step & 1) == 0;
-      if (new_tile) {
+      if (!kEnds && new_tile) {
         const int tile = halves.tile_index(step);
         bf16* to = (kReverse ? d_state(p, w, tile, h, pass) : w.states + tile_state(p, tile, h, pass)) + place;
         if (kReverse && pass == kValues) {  // dS' takes the place of S
-          const float whole = before.dot(state);
-          if (lane == 0) w.whole[kValues][(static_cast<int64_t>(tile) * p.in.H + h) * kWholeParts + 4 * part + threadIdx.x / 32 % 4] = whole;
+          const float whole = replace_rows(state, before, to);
+          const uint32_t thread = anew(threadIdx.x);
+          const int64_t unit = static_cast<int64_t>(tile) * p.in.H + h;
+          if (thread % 32 == 0) w.whole[kValues][unit * kWholeParts + 4 * (blockIdx.x % kParts) + thread / 32 % 4] = whole;
+          if (step + 2 < halves.count) before.fetch(d_state(p, w, tile - 1, h, pass) + place);
+        } else {
+          store_rows(state, to, to + 8 * kD, true, true);
         }
-        store_rows(state, to, to + 8 * kD, true, true);
-      } else if (kReverse && pass == kValues && step + 1 < halves.count) {
-        const bf16* next = d_state(p, w, halves.tile_index(step + 1), h, pass) + place;
-        before.fetch(next, next + 8 * kD);
       }
       barrier_wait(&s.full[stage], step / kStages & 1);
       if (new_tile) scale_rows(state, s.whole[stage], s.whole[stage]);
@@ -227,7 +274,11 @@ __device__ __forceinline__ void walk(const Sm90BackwardParams& p, const Workspac
       wgmma_wait<0>();
       barrier_arrive(&s.empty[stage]);
     }
-    if (kReverse) {
+    if constexpr (kEnds) {
+      float4* to = ends(segment);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) to[i * 128] = make_float4(state[4 * i], state[4 * i + 1], state[4 * i + 2], state[4 * i + 3]);
+    } else if (kReverse && halves.before + halves.count == halves.total) {
       float* to = pass == kKeys ? p.d_initial_k : p.d_initial_v;
       if (to != nullptr) {
         const int64_t mine = first_place();
@@ -238,21 +289,39 @@ __device__ __forceinline__ void walk(const Sm90BackwardParams& p, const Workspac
   }
 }
 
-__global__ void __launch_bounds__(kWalkThreads, 2) cyclic_flow_backward_states_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
-  walk<false>(p, w);
+__global__ void __launch_bounds__(kWalkThreads, 2)
+    cyclic_flow_backward_states_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
+  walk<false, false>(p, w);
 }
-__global__ void __launch_bounds__(kWalkThreads, 2) cyclic_flow_backward_d_states_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
-  walk<true>(p, w);
+__global__ void __launch_bounds__(kWalkThreads, 2)
+    cyclic_flow_backward_state_ends_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
+  walk<false, true>(p, w);
+}
+__global__ void __launch_bounds__(kWalkThreads, 2)
+    cyclic_flow_backward_d_states_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
+  walk<true, false>(p, w);
+}
+__global__ void __launch_bounds__(kWalkThreads, 2)
+    cyclic_flow_backward_d_state_ends_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
+  walk<true, true>(p, w);
 }
 
 }  // namespace
 
 cudaError_t backward_states(const Sm90BackwardParams& p, bool reverse, cudaStream_t stream) {
-  auto* kernel = reverse ? cyclic_flow_backward_d_states_sm90 : cyclic_flow_backward_states_sm90;
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWalkBytes);
-  if (status != cudaSuccess) return status;
-  kernel<<<dim3(2 * kParts, p.in.N * p.in.H), kWalkThreads, kWalkBytes, stream>>>(p, workspace_of(p));
-  return cudaGetLastError();
+  const int longest = longest_walk(p);
+  const int segments = longest <= kWalkTiles ? 1 : (longest + kSegmentTiles - 1) / kSegmentTiles;
+  const auto launch = [&](auto* kernel) {
+    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWalkBytes);
+    if (status != cudaSuccess) return status;
+    kernel<<<dim3(2 * kParts * p.in.N * p.in.H, segments), kWalkThreads, kWalkBytes, stream>>>(p, workspace_of(p));
+    return cudaGetLastError();
+  };
+  if (segments > 1) {
+    const cudaError_t status = launch(reverse ? cyclic_flow_backward_d_state_ends_sm90 : cyclic_flow_backward_state_ends_sm90);
+    if (status != cudaSuccess) return status;
+  }
+  return launch(reverse ? cyclic_flow_backward_d_states_sm90 : cyclic_flow_backward_states_sm90);
 }
 
 }  // namespace cyfa::cyclic_flow::sm90_backward_stages
