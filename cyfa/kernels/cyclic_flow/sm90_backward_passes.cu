@@ -12,7 +12,7 @@ namespace {
 
 struct PassShared {
   float2 gate[kC];
-  float columns[4][kC];
+  float columns[4 * kC];
 };
 
 // Distances of the regions of y, dS' and z from that of x.
@@ -155,12 +155,12 @@ __device__ __forceinline__ void add_row_dots(const float (&d)[64], const Rows& x
 
 // Adjoint of y = factor x / rms(x) weight for both rows, from dy in accumulators of 64 x 128 and <y, dy>. Without a weight y = factor x.
 struct NormBackward {
-  const float* weight;
+  const float* weight;  // [K] in shared memory, ones where there is none
   float rate0, rate8, along0, along8;
 
-  __device__ __forceinline__ NormBackward(const float* norm_weight, float inverse0, float inverse8, float factor, float dot0, float dot8)
-      : weight(norm_weight) {
-    const bool norm = weight != nullptr;
+  __device__ __forceinline__ NormBackward(bool norm, const float* weights, float inverse0, float inverse8, float factor, float dot0,
+                                          float dot8)
+      : weight(weights) {
     rate0 = norm ? inverse0 * factor : factor;
     rate8 = norm ? inverse8 * factor : factor;
     along0 = norm && factor != 0.0F ? dot0 * inverse0 / (factor * kD) : 0.0F;
@@ -179,8 +179,7 @@ struct NormBackward {
       x.each(i, [&](int block, float2 x0, float2 x8) {
         const int b = block % 4;
         const float* dy = d + 4 * block;
-        float2 g = make_float2(1.0F, 1.0F);
-        if (weight != nullptr) g = __ldg(reinterpret_cast<const float2*>(weight + column0) + 4 * block + q);
+        const float2 g = reinterpret_cast<const float2*>(weight + column0)[4 * block + q];
         out0[b] = pack(rate0 * (g.x * dy[0] - x0.x * along0), rate0 * (g.y * dy[1] - x0.y * along0));
         out8[b] = pack(rate8 * (g.x * dy[2] - x8.x * along8), rate8 * (g.y * dy[3] - x8.y * along8));
         column[2 * b] = dy[0] * x0.x * rate0 + dy[2] * x8.x * rate8;
@@ -237,6 +236,15 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
   const uint32_t turn8 = token_value(w.turn, valid8, row + 8);
   const float beta0 = valid0 ? p.in.beta[(tile.token + row) * H + h] : 0.0F;
   const float beta8 = valid8 ? p.in.beta[(tile.token + row + 8) * H + h] : 0.0F;
+  float rate_k0 = 0.0F, rate_k8 = 0.0F, rate_q0 = 0.0F, rate_q8 = 0.0F, along_q0 = 0.0F, along_q8 = 0.0F;
+  if constexpr (kPass == kKeys) {  // asked for now, used at last
+    rate_k0 = token_value(w.rate[0], valid0, row);
+    rate_k8 = token_value(w.rate[0], valid8, row + 8);
+    rate_q0 = token_value(w.rate[1], valid0, row);
+    rate_q8 = token_value(w.rate[1], valid8, row + 8);
+    along_q0 = token_value(w.along, valid0, row);
+    along_q8 = token_value(w.along, valid8, row + 8);
+  }
   const auto put = [&](float* to, float of_row0, float of_row8) {
     if (q == 0 && valid0) to[scalars + row] = of_row0;
     if (q == 0 && valid8) to[scalars + row + 8] = of_row8;
@@ -307,15 +315,17 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
     for (int turn = 0; turn < 2; ++turn) {
       if (group == turn) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) shared.columns[warp % 4][32 * i + 8 * (lane / 8) + 2 * q + lane / 4 % 2] = sums.column[i];
+        for (int i = 0; i < 4; ++i) shared.columns[warp % 4 * kC + 32 * i + 8 * (lane / 8) + 2 * q + lane / 4 % 2] = sums.column[i];
       }
       __syncthreads();
       if (threadIdx.x < kC) {
-        for (int i = 0; i < 4; ++i) sum += shared.columns[i][threadIdx.x];
+        for (int i = 0; i < 4; ++i) sum += shared.columns[i * kC + threadIdx.x];
       }
       __syncthreads();
     }
     if (static_cast<int>(threadIdx.x) < tile.tokens) w.later[kPass][scalars + threadIdx.x] = sum;
+    // From here on the columns' room holds the weights of k in its second half and, at last, those of q in its first.
+    if (kPass == kKeys) shared.columns[2 * kC + threadIdx.x] = p.in.k_norm_weight != nullptr ? p.in.k_norm_weight[threadIdx.x] : 1.0F;
   }
 
   copy_async_wait<0>();
@@ -346,7 +356,7 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
       }
 #pragma unroll
       for (int bit = 1; bit < 32; bit *= 2) whole += __shfl_xor_sync(0xFFFFFFFF, whole, bit);
-      if (lane == 0) shared.columns[0][warp] = whole;
+      if (lane == 0) shared.columns[warp] = whole;
     }
     wgmma_wait<0>();
     scale_rows(d_writes, b0, b8);
@@ -390,27 +400,26 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
       store_rows(out, to + to_row, to + to_row8, valid0, valid8);
     } else {
       __syncthreads();  // these columns of dS' are done with, and make room for those of S_K
+      if (column0 == 0 && threadIdx.x == 0) {
+        float whole = 0.0F;
+        for (int i = 0; i < kWarps; ++i) whole += shared.columns[i];
+        w.whole[kKeys][static_cast<int64_t>(tile_index) * H + h] = whole;
+      }
+      if (column0 > 0) shared.columns[threadIdx.x] = p.in.q_norm_weight != nullptr ? p.in.q_norm_weight[threadIdx.x] : 1.0F;
       load_tile<kM, 16, kThreads>(at_s + column0 * kC * 2, w.states + tile_state(p, tile_index, h, kKeys) + column0, kD, kM);
       copy_async_commit();
-      const NormBackward norm(p.in.k_norm_weight, token_value(w.rate[0], valid0, row), token_value(w.rate[0], valid8, row + 8), 1.0F,
-                              along0, along8);
+      const NormBackward norm(p.in.k_norm_weight != nullptr, shared.columns + 2 * kC, rate_k0, rate_k8, 1.0F, along0, along8);
       raw_rows.arrange();
       bf16* to = static_cast<bf16*>(p.d_k);
       norm.columns(out, raw_rows, column0, to + to_row, to + to_row8, valid0, valid8, d_weight);
     }
   }
   if constexpr (kPass == kKeys) {
-    if (threadIdx.x == 0) {
-      float whole = 0.0F;
-      for (int i = 0; i < kWarps; ++i) whole += shared.columns[0][i];
-      w.whole[kKeys][static_cast<int64_t>(tile_index) * H + h] = whole;
-    }
     put_rows(at_y, row, a_small);  // dP^T
     const uint32_t place_of_columns = place + group * (kC * kRowBytes >> 4);
     float read0 = 0.0F;
     float read8 = 0.0F;
-    const NormBackward norm(p.in.q_norm_weight, token_value(w.rate[1], valid0, row), token_value(w.rate[1], valid8, row + 8), p.in.scale,
-                            token_value(w.along, valid0, row), token_value(w.along, valid8, row + 8));
+    const NormBackward norm(p.in.q_norm_weight != nullptr, shared.columns, rate_q0, rate_q8, p.in.scale, along_q0, along_q8);
 #pragma unroll 1
     for (int column0 = 0; column0 < kD; column0 += 128) {
       const uint32_t place_of_half = place + column0 * (kC * 2 >> 4);
