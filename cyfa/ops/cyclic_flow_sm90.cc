@@ -4,6 +4,13 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
 #include "cyfa/kernels/cyclic_flow/sm90_backward.h"
 #include "cyfa/kernels/cyclic_flow/sm90_forward.h"
 #include "cyfa/ops/cyclic_flow_impl.h"
@@ -19,10 +26,10 @@ bool rows_fit(const at::Tensor& x) {
          x.stride(1) % 8 == 0 && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
 }
 
-// The tiles of all sequences, in order, and where each sequence's begin; both on the device.
+// The tiles of all sequences, in order, and where each sequence's begin; both on the device, in one tensor.
 struct Tiles {
-  at::Tensor tile, first;
-  int32_t count;
+  at::Tensor memory;
+  int32_t count = 0, longest = 0;
 
   Tiles(const std::vector<int64_t>& offsets, at::Device device) {
     std::vector<cyclic_flow::Tile> tiles;
@@ -33,13 +40,35 @@ struct Tiles {
         tiles.push_back({t, static_cast<int32_t>(tokens), static_cast<int32_t>(n)});
       }
       firsts.push_back(static_cast<int32_t>(tiles.size()));
+      longest = std::max(longest, firsts[n + 1] - firsts[n]);
     }
     count = static_cast<int32_t>(tiles.size());
-    const auto bytes = static_cast<int64_t>(tiles.size() * sizeof(cyclic_flow::Tile));
-    tile = at::from_blob(tiles.data(), {bytes}, at::kByte).to(device);
-    first = at::tensor(firsts, at::kInt).to(device);
+    const size_t tile_bytes = tiles.size() * sizeof(cyclic_flow::Tile);
+    const at::Tensor host = at::empty({static_cast<int64_t>(tile_bytes + firsts.size() * sizeof(int32_t))}, at::kByte);
+    std::memcpy(host.data_ptr(), tiles.data(), tile_bytes);
+    std::memcpy(static_cast<char*>(host.data_ptr()) + tile_bytes, firsts.data(), firsts.size() * sizeof(int32_t));
+    memory = host.to(device);
   }
+  const cyclic_flow::Tile* tile() const { return static_cast<const cyclic_flow::Tile*>(memory.const_data_ptr()); }
+  const int32_t* first() const { return reinterpret_cast<const int32_t*>(tile() + count); }
 };
+
+// A plain batch needs the same tiles every time: those of the first shapes seen are kept, since a copy from the host costs more than the
+// kernels of a short sequence.
+Tiles tiles_of(const CyclicFlowInputs& in, const CyclicFlowShape& shape) {
+  constexpr size_t kKept = 64;
+  static std::mutex mutex;
+  static auto& kept = *new std::map<std::tuple<int, int64_t, int64_t>, Tiles>;  // never destroyed: the device may be gone by then
+  if (shape.packed) return Tiles(cyclic_flow_offsets(in, shape), in.q.device());
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto key = std::make_tuple(static_cast<int>(in.q.get_device()), shape.B, shape.T);
+  const auto found = kept.find(key);
+  if (found != kept.end()) return found->second;
+  const Tiles made(cyclic_flow_offsets(in, shape), in.q.device());
+  if (kept.size() >= kKept) return made;
+  C10_CUDA_CHECK(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream()));  // other streams may use it next
+  return kept.emplace(key, made).first->second;
+}
 
 at::Tensor plain(const at::Tensor& x, at::ScalarType dtype) { return x.detach().to(dtype).contiguous(); }
 
@@ -52,13 +81,14 @@ struct KernelInputs {
 
   KernelInputs(const CyclicFlowInputs& in, const CyclicFlowSettings& settings)
       : shape(check_cyclic_flow(in)),
-        tiles(cyclic_flow_offsets(in, shape), in.q.device()),
+        tiles(tiles_of(in, shape)),
         log_alpha(plain(in.log_alpha, at::kFloat)),
         delta(plain(in.delta, at::kFloat)),
         beta(plain(in.beta, at::kFloat)) {
-    const at::Tensor exact = readout_table(in.readout.detach(), at::kFloat);
-    const at::Tensor high = exact.to(at::kBFloat16);
-    table = at::stack({high, (exact - high.to(at::kFloat)).to(at::kBFloat16)}, 1).contiguous();
+    const at::Tensor readout = plain(in.readout, at::kFloat);
+    table = at::empty({shape.H, 2, shape.M, shape.M}, in.q.options());
+    C10_CUDA_CHECK(cyclic_flow::sm90_readout_table(readout.const_data_ptr<float>(), static_cast<int32_t>(shape.H),
+                                                   static_cast<int32_t>(shape.M), table.data_ptr(), c10::cuda::getCurrentCUDAStream()));
     cyclic_flow::Sm90ForwardParams& p = params;
     p.T = shape.B * shape.T;
     p.N = static_cast<int32_t>(shape.N);
@@ -67,8 +97,9 @@ struct KernelInputs {
     p.V = static_cast<int32_t>(shape.V);
     p.M = static_cast<int32_t>(shape.M);
     p.tiles = tiles.count;
-    p.tile = static_cast<const cyclic_flow::Tile*>(tiles.tile.const_data_ptr());
-    p.first_tile = tiles.first.const_data_ptr<int32_t>();
+    p.longest = tiles.longest;
+    p.tile = tiles.tile();
+    p.first_tile = tiles.first();
     p.q = in.q.const_data_ptr();
     p.k = in.k.const_data_ptr();
     p.v = in.v.const_data_ptr();
@@ -107,7 +138,8 @@ std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in) {
   int major = 0;
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, in.q.get_device()));
   if (major != 9) return "the GPU has compute capability " + std::to_string(major) + ".x, the kernels are for Hopper (9.0)";
-  if (in.q.scalar_type() != at::kBFloat16) return std::string("q has type ") + c10::toString(in.q.scalar_type()) + ", the kernels take BFloat16";
+  if (in.q.scalar_type() != at::kBFloat16)
+    return std::string("q has type ") + c10::toString(in.q.scalar_type()) + ", the kernels take BFloat16";
   if (in.q.size(1) == 0) return "there are no tokens";
   cyclic_flow::Sm90ForwardParams p;
   p.K = static_cast<int32_t>(in.q.size(3));
@@ -133,7 +165,8 @@ CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs& in, const Cyc
   return out;
 }
 
-CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, const CyclicFlowOutputGradients& grad) {
+CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings,
+                                              const CyclicFlowOutputGradients& grad) {
   const c10::cuda::CUDAGuard guard(in.q.device());
   const KernelInputs inputs(in, settings);
   const CyclicFlowShape& s = inputs.shape;
@@ -144,7 +177,9 @@ CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const 
   const at::Tensor grad_k = given(grad.final_state.k, at::kFloat), grad_v = given(grad.final_state.v, at::kFloat);
   const at::Tensor grad_clock = given(grad.final_state.clock, at::kDouble);
   // The kernels' gradients are fp32 without gaps; where an output is such a tensor they write it, else it gets a copy.
-  const auto target = [&](const at::Tensor& x) { return x.scalar_type() == at::kFloat && x.is_contiguous() ? x : at::empty(x.sizes(), single); };
+  const auto target = [&](const at::Tensor& x) {
+    return x.scalar_type() == at::kFloat && x.is_contiguous() ? x : at::empty(x.sizes(), single);
+  };
   const at::Tensor log_alpha = target(out.log_alpha), delta = target(out.delta), beta = target(out.beta);
   const at::Tensor table = at::empty({s.H, s.M, s.M}, single);
   at::Tensor q_weight, k_weight, state_k, state_v, clock;

@@ -14,6 +14,7 @@ int64_t sm90_forward_workspace(const Sm90ForwardParams& p) { return workspace_of
 const char* sm90_forward_refusal(const Sm90ForwardParams& p) {
   if (p.K != kD || p.V != kD) return "head sizes other than 256 have no sm90 kernel yet";
   if (p.M != kM) return "slot counts other than 128 have no sm90 kernel yet";
+  if (p.T > INT32_MAX - kC) return "the sm90 kernels count tokens in 31 bits";
   return nullptr;
 }
 

@@ -44,6 +44,9 @@ struct Sm90ForwardParams {
   int32_t longest = 0;                     // tiles of the longest sequence, which saves workspace; 0: not known
 };
 
+// The table of Sm90ForwardParams from a readout [H, m, m].
+cudaError_t sm90_readout_table(const float* readout, int32_t H, int32_t M, void* table, cudaStream_t stream);
+
 int64_t sm90_forward_workspace(const Sm90ForwardParams& p);
 const char* sm90_forward_refusal(const Sm90ForwardParams& p);
 cudaError_t sm90_forward(const Sm90ForwardParams& p, cudaStream_t stream);

@@ -1,12 +1,13 @@
-// Stages 1 to 5 of docs/operator.md on Hopper, tile by tile with no dependence between blocks. A block stays with one head and takes every so-manieth
-// tile. Its first warpgroup feeds: one thread asks for copies, three warps make the write vectors and the decay factors. The other two own 64
-// tokens of the tile each. Overwrites o.
+// Stages 1 to 5 of docs/operator.md on Hopper, tile by tile with no dependence between blocks. A block stays with one head and takes every
+// so-manieth tile. Its first warpgroup feeds: one thread asks for copies, three warps make the write vectors and the decay factors. The
+// other two own 64 tokens of the tile each. Overwrites o.
 //
 // Shared memory, 227 KB:
-//   ring    10 panels of [128 rows, 64 columns]; a tile takes 20, each place twice: q, k, key state for each quarter of the columns (12 panels),
+//   ring    10 panels of [128 rows, 64 columns]; a tile takes 20, each place twice: q, k, key state for each quarter of the columns (12
+//   panels),
 //           then the value state (4), then v (4). What the next tile needs is on its way while this one reads out.
 //   table   the readout table of the head in half precision, there throughout
-//   writes  the tile's write vectors, and per token its gate, clock and decay factors
+//   writes  the tile's write vectors, and per token its gate and decay factors
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -21,14 +22,14 @@ namespace {
 using namespace hopper;
 
 constexpr int kThreads = 384;
-constexpr int kFeeders = 96;        // threads that make write vectors
+constexpr int kFeeders = 96;  // threads that make write vectors
 constexpr int kConsumerWarps = 8;
 constexpr int kPanels = kD / kPanelColumns;
 constexpr int kPanelBytes = kC * kRowBytes;
 constexpr int kPlaces = 10;
 constexpr int kItems = 5 * kPanels;
 static_assert(kItems == 2 * kPlaces, "a barrier's parity is known from the item");
-constexpr int kBlock = 16;          // tokens whose decay factors have one origin
+constexpr int kBlock = 16;           // tokens whose decay factors have one origin
 constexpr float kScoreUnit = 64.0F;  // scores are divided by it before they become half precision, which ends at 65,504
 
 struct OutputsParams {
@@ -38,18 +39,21 @@ struct OutputsParams {
 };
 
 struct Tokens {
-  float2 gate[kC];
-  uint32_t turn[kC];
+  float gate_high[kC];
   float fade[kC];  // decay to the end of the token's block of kBlock
   float rate[kC];  // of keys
-  int token;       // the tile's first
+  bf16 gate_low[kC];
+  int token;  // the tile's first
   int tokens;
+
+  __device__ float2 gate(int row) const { return make_float2(gate_high[row], __bfloat162float(gate_low[row])); }
 };
 
 struct Shared {
   char ring[kPlaces * kPanelBytes];
   char table[kM * kM * 2];
   char writes[kC * kM * 2];
+  float weight[kD];  // of the norms of q and k together
   Tokens tokens;
   uint64_t full[kPlaces];
   uint64_t empty[kPlaces];
@@ -59,7 +63,8 @@ static_assert(sizeof(Shared) <= 227 * 1024);
 constexpr int kTable = offsetof(Shared, table);
 constexpr int kWrites = offsetof(Shared, writes);
 
-// The block's head and tiles, from the last to the first: the states stored last are still in the cache. Found by each role for itself: what is kept from before the roles part is kept in memory.
+// The block's head and tiles, from the last to the first: the states stored last are still in the cache. Found by each role for itself:
+// what is kept from before the roles part is kept in memory.
 struct Share {
   int h, last, step;
 
@@ -99,13 +104,14 @@ __device__ __forceinline__ void feed_copies(const OutputsParams& params, Shared&
       const bool is_state = kind == 2 || kind == 3;
       barrier_wait(&s.empty[item % kPlaces], 1 - item / kPlaces);
       barrier_expect(&s.full[item % kPlaces], kPanelBytes);
-      copy_box(shared_address(place_of(s, item)), map, (is_state ? 0 : h * kD) + panel * kPanelColumns, is_state ? state + (kind == 3 && !blank ? kM : 0) : token,
-               &s.full[item % kPlaces]);
+      copy_box(shared_address(place_of(s, item)), map, (is_state ? 0 : h * kD) + panel * kPanelColumns,
+               is_state ? state + (kind == 3 && !blank ? kM : 0) : token, &s.full[item % kPlaces]);
     }
   }
 }
 
-// Write vectors and factors of every tile. A warp takes pairs of rows; a lane holds what belongs to one pair of tokens, half of them at most.
+// Write vectors and factors of every tile. A warp takes pairs of rows; a lane holds what belongs to one pair of tokens, half of them at
+// most.
 __device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Workspace& w, Shared& s, const Share& share) {
   const int h = share.h;
   constexpr int kWarps = kFeeders / 32;
@@ -143,8 +149,8 @@ __device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Wo
     if (row < kC) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        s.tokens.gate[row + i] = gate[i];
-        s.tokens.turn[row + i] = turn[i];
+        s.tokens.gate_high[row + i] = gate[i].x;
+        s.tokens.gate_low[row + i] = __float2bfloat16(gate[i].y);
         s.tokens.fade[row + i] = fade[i];
         s.tokens.rate[row + i] = rate[i];
       }
@@ -161,7 +167,8 @@ __device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Wo
       const float beta0 = __shfl_sync(0xFFFFFFFF, beta[0], i);
       const float beta1 = __shfl_sync(0xFFFFFFFF, beta[1], i);
       const int to = 2 * (warp + kWarps * i) + lane / 16;
-      *reinterpret_cast<uint4*>(s.writes + piece_offset(kC, to, piece)) = write_piece(lane < 16 ? turn0 : turn1, lane < 16 ? beta0 : beta1, piece);
+      *reinterpret_cast<uint4*>(s.writes + piece_offset(kC, to, piece)) =
+          write_piece(lane < 16 ? turn0 : turn1, lane < 16 ? beta0 : beta1, piece);
     }
     fence_async_proxy();
     barrier_arrive(&s.tokens_full);
@@ -169,15 +176,16 @@ __device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Wo
 }
 
 // Decay, causal mask and factors of the rows for a 64 x 128 block of products between tokens, packed as the next product's a. Rows
-// strip .. strip + 15 are the warp's. With keys, their rates too. Left of the strip the decay from token j to row i is taken apart at the end of j's block
-// and at the strip's first row: three factors, none of more than one.
+// strip .. strip + 15 are the warp's. With keys, their rates too. Left of the strip the decay from token j to row i is taken apart at the
+// end of j's block and at the strip's first row: three factors, none of more than one.
 template <bool kKeys>
-__device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, float factor0, float factor8, const Tokens& s, uint32_t (&a)[8][4]) {
+__device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, float factor0, float factor8, const Tokens& s,
+                                               uint32_t (&a)[8][4]) {
   const int q = threadIdx.x % 4;
   const int row = strip + threadIdx.x % 32 / 4;
-  const float2 gate0 = s.gate[row];
-  const float2 gate8 = s.gate[row + 8];
-  const float2 origin = s.gate[strip];
+  const float2 gate0 = s.gate(row);
+  const float2 gate8 = s.gate(row + 8);
+  const float2 origin = s.gate(strip);
   const float row0 = factor0 * gate_between(gate0, origin);
   const float row8 = factor8 * gate_between(gate8, origin);
   float own[8];  // the strip's own block; which it is the compiler cannot know
@@ -186,7 +194,7 @@ __device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, 
 #pragma unroll
     for (int i = 0; i < 4; ++i) a[b][i] = 0;
     if (kBlock * b < strip) {
-      const float between = gate_between(origin, s.gate[kBlock * b + kBlock - 1]);
+      const float between = gate_between(origin, s.gate(kBlock * b + kBlock - 1));
       const float e0 = row0 * between;
       const float e8 = row8 * between;
 #pragma unroll
@@ -211,8 +219,8 @@ __device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, 
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     const int t = strip + 8 * n + 2 * q;
-    const float2 from0 = s.gate[t];
-    const float2 from1 = s.gate[t + 1];
+    const float2 from0 = s.gate(t);
+    const float2 from1 = s.gate(t + 1);
     float2 rate = make_float2(1.0F, 1.0F);
     if (kKeys) rate = *reinterpret_cast<const float2*>(&s.rate[t]);
     const float* x = own + 4 * n;
@@ -239,8 +247,10 @@ __device__ __forceinline__ float2 rotation(uint32_t turn, uint32_t j) {
   return make_float2(cosine, sine);
 }
 
-// U(clock) of the rows of a 64 x 128 accumulator, packed in half precision as the next product's a; the rotations, in half precision, to undo it by.
-__device__ __forceinline__ void rotate_and_pack(const float (&d)[64], uint32_t turn0, uint32_t turn8, uint32_t (&a)[8][4], uint32_t (&turned)[16][2]) {
+// U(clock) of the rows of a 64 x 128 accumulator, packed in half precision as the next product's a; the rotations, in half precision, to
+// undo it by.
+__device__ __forceinline__ void rotate_and_pack(const float (&d)[64], uint32_t turn0, uint32_t turn8, uint32_t (&a)[8][4],
+                                                uint32_t (&turned)[16][2]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const float2 z0 = rotation(turn0, 4 * i + threadIdx.x % 4);
@@ -254,8 +264,8 @@ __device__ __forceinline__ void rotate_and_pack(const float (&d)[64], uint32_t t
 }
 
 // U(-clock) of the rows times a factor each, packed as the next product's a; `started` the same with the decay from the tile's start.
-__device__ __forceinline__ void unrotate_and_pack(const float (&d)[64], const uint32_t (&turned)[16][2], float factor0, float factor8, float start0, float start8,
-                                                  uint32_t (&a)[8][4], uint32_t (&started)[8][4]) {
+__device__ __forceinline__ void unrotate_and_pack(const float (&d)[64], const uint32_t (&turned)[16][2], float factor0, float factor8,
+                                                  float start0, float start8, uint32_t (&a)[8][4], uint32_t (&started)[8][4]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     float2 z0 = unpack_half(turned[i][0]);
@@ -321,9 +331,10 @@ __device__ __forceinline__ void softmax_and_pack(float (&d)[64], float unit, flo
   }
 }
 
-// One half of a tile: the 64 tokens of which the warp's are strip .. strip + 15. The code is one run of some 3,000 instructions for both halves and rolled
-// where it can be: twice as long, it waited for instructions a third of the time.
-__device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, const Workspace& w, Shared& s, int strip, int h, int parity, float unit) {
+// One half of a tile: the 64 tokens of which the warp's are strip .. strip + 15. The code is one run of some 3,000 instructions for both
+// halves and rolled where it can be: twice as long, it waited for instructions a third of the time.
+__device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, const Workspace& w, Shared& s, int strip, int h, int parity,
+                                                float unit) {
   const int lane = threadIdx.x % 32;
   const int row = strip + lane / 4;  // and row + 8
   uint32_t base = shared_address(&s) >> 4;
@@ -333,18 +344,15 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   float pairs[64] = {};
   float scores[64] = {};
 
-  // Stages 1 and 2, a quarter of the columns at a time. q's norm weight, and k's for the product with keys, go on q here; the rates go on the products.
+  // Stages 1 and 2, a quarter of the columns at a time. The norms' weights go on q here where it meets keys; the rates go
+  // on the products.
   float rate0, rate8;
   {
     float squares0 = 0.0F;
     float squares8 = 0.0F;
     const int q_row = strip + lane % 16;
-    const float4* weights = reinterpret_cast<const float4*>(w.weight) + lane % 4;
-    float4 weight[8];  // of this thread's columns of a panel: column, that times k's; the next column, that times k's
-#pragma unroll
-    for (int i = 0; i < 8; ++i) weight[i] = weights[4 * i];
-    uint32_t crossed[4][4];  // q times both weights: meets the keys as they came
-    uint32_t plain[4][4];    // q times its own: meets the key state
+    uint32_t plain[4][4];    // q as it came: meets the key state, which has q's norm weight
+    uint32_t crossed[4][4];  // q times the weights of both norms: meets the keys as they came
 #pragma unroll 1
     for (int panel = 0; panel < kPanels; ++panel) {
       const int item = 3 * panel;
@@ -354,16 +362,14 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
       wait_for(s, item);
 #pragma unroll
       for (int kk = 0; kk < 4; ++kk) {
-        uint32_t x[4];
-        load_blocks(x, at_q + (((2 * kk + lane / 16) ^ (q_row & 7)) << 4));
+        load_blocks(plain[kk], at_q + (((2 * kk + lane / 16) ^ (q_row & 7)) << 4));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float4 factor = weight[2 * kk + i / 2];
-          const float2 f = unpack(x[i]);
+          const float2 factor = *reinterpret_cast<const float2*>(&s.weight[panel * kPanelColumns + 16 * kk + 8 * (i / 2) + 2 * (lane % 4)]);
+          const float2 f = unpack(plain[kk][i]);
           float& squares = i % 2 == 0 ? squares0 : squares8;
           squares = fmaf(f.x, f.x, fmaf(f.y, f.y, squares));
-          crossed[kk][i] = pack(f.x * factor.y, f.y * factor.w);
-          plain[kk][i] = pack(f.x * factor.x, f.y * factor.z);
+          crossed[kk][i] = pack(f.x * factor.x, f.y * factor.y);
         }
       }
       __syncwarp();
@@ -378,8 +384,6 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
 #pragma unroll
       for (int kk = 0; kk < 4; ++kk) wgmma<0>(scores, plain[kk], along_columns_128(at_s, 0, 16 * kk), 1);
       wgmma_commit();
-#pragma unroll
-      for (int i = 0; i < 8; ++i) weight[i] = weights[(panel + 1) % kPanels * (kPanelColumns / 2) + 4 * i];
       wgmma_wait<0>();
       release(s, item + 1);
       release(s, item + 2);
@@ -394,9 +398,14 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
     rate8 = p.scale / kScoreUnit * (norm ? rsqrtf(squares8 / kD + p.norm_eps) : 1.0F);
   }
   barrier_wait(&s.tokens_full, parity);
+  const int token = s.tokens.token;
+  const int tokens = s.tokens.tokens;
+  const uint32_t* turns = w.turn + h * p.T + token;
+  const uint32_t turn0 = row < tokens ? turns[row] : 0;
+  const uint32_t turn8 = row + 8 < tokens ? turns[row + 8] : 0;
   decay_and_pack<true>(pairs, strip, rate0, rate8, s.tokens, a);
   // Decay from the tile's start; asked for where it is used, since registers are short.
-  const auto start = [&](int r) { return exp_fast(s.tokens.gate[r].x); };
+  const auto start = [&](int r) { return exp_fast(s.tokens.gate(r).x); };
   scale_rows(scores, rate0 * start(row), rate8 * start(row + 8));
   settle(scores);
   settle(a);
@@ -410,7 +419,7 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   float logits[64];
   float mixed[64];
   uint32_t turned[16][2];
-  rotate_and_pack(scores, s.tokens.turn[row], s.tokens.turn[row + 8], a, turned);
+  rotate_and_pack(scores, turn0, turn8, a, turned);
   settle(a);
   wgmma_fence();
 #pragma unroll
@@ -448,8 +457,6 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   wgmma_wait<1>();
   decay_and_pack<false>(between, strip, 1.0F, 1.0F, s.tokens, a);
   settle(a);
-  const int token = s.tokens.token;
-  const int tokens = s.tokens.tokens;
   __syncwarp();
   if (lane == 0) barrier_arrive(&s.tokens_empty);
   wait_for(s, kState + 2);
@@ -492,6 +499,7 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_outputs_sm90(
   Shared& s = *reinterpret_cast<Shared*>(raw);
   const Sm90ForwardParams& p = params.p;
   const Workspace& w = params.w;
+  if (threadIdx.x < kD) s.weight[threadIdx.x] = w.weight[threadIdx.x];
   if (threadIdx.x == 0) {
     for (int i = 0; i < kPlaces; ++i) {
       barrier_init(&s.full[i], 1);
@@ -533,14 +541,16 @@ cudaError_t sm90_forward_outputs(const Sm90ForwardParams& p, cudaStream_t stream
   cudaError_t status = make_tensor_map(params.q, p.q, p.T, width, p.q_stride, kC);
   if (status == cudaSuccess) status = make_tensor_map(params.k, p.k, p.T, width, p.k_stride, kC);
   if (status == cudaSuccess) status = make_tensor_map(params.v, p.v, p.T, width, p.v_stride, kC);
-  if (status == cudaSuccess) status = make_tensor_map(params.states, w.states, (static_cast<int64_t>(p.tiles) * p.H * 2 + 1) * kM, kD, kD, kM);
+  if (status == cudaSuccess)
+    status = make_tensor_map(params.states, w.states, (static_cast<int64_t>(p.tiles) * p.H * 2 + 1) * kM, kD, kD, kM);
   if (status == cudaSuccess) status = make_tensor_map(params.table, w.table, static_cast<int64_t>(p.H) * kM, kM, kM, kM);
   int device = 0;
   int multiprocessors = 0;
   if (status == cudaSuccess) status = cudaGetDevice(&device);
   if (status == cudaSuccess) status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (status == cudaSuccess) {
-    status = cudaFuncSetAttribute(cyclic_flow_forward_outputs_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(Shared)));
+    status = cudaFuncSetAttribute(cyclic_flow_forward_outputs_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(sizeof(Shared)));
   }
   if (status != cudaSuccess) return status;
   const int lanes = std::min(p.tiles, std::max(1, multiprocessors / p.H));

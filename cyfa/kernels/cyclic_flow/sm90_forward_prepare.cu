@@ -1,5 +1,6 @@
-// What the other launches of the Hopper forward need of every token: clocks and sums of gates (advance, then prepare, one block a tile and head
-// each), and the readout table in half precision. Overwrites turn, gate, advance, weight, table and table_unit of the workspace and the final clocks.
+// What the other launches of the Hopper forward need of every token: clocks and sums of gates (advance where a sequence is long, then
+// prepare, one block a tile and head each), and the readout table in half precision; and that table itself, R Phi, from a readout.
+// Overwrites turn, gate, advance, weight, table and table_unit of the workspace and the final clocks.
 #include <cuda_runtime.h>
 
 #include "cyfa/kernels/cyclic_flow/sm90_parts.cuh"
@@ -51,7 +52,13 @@ __device__ void prepare_tile(const Sm90ForwardParams& p, const Workspace& w, int
   const double delta = load_delta(p, tile, h);
   const float given = real ? p.log_alpha[(tile.token + i) * p.H + h] : 0.0F;
   double passed = 0.0;
-  for (int t = first + i; t < index; t += kC) passed += w.advance[static_cast<int64_t>(h) * p.tiles + t];
+  if (p.first_tile[tile.sequence + 1] - first > kWalkTiles) {
+    for (int t = first + i; t < index; t += kC) passed += w.advance[static_cast<int64_t>(h) * p.tiles + t];
+  } else {  // few enough to be added up again, which saves a launch
+#pragma unroll 8
+    for (int t = first; t < index; ++t)
+      passed += static_cast<double>(p.delta[(tile.token - static_cast<int64_t>(index - t) * kC + i) * p.H + h]);
+  }
   double before, during, unused;
   block_scan(passed, before);
   if (p.initial_clock != nullptr) before += p.initial_clock[tile.sequence * p.H + h];
@@ -73,7 +80,7 @@ __device__ void prepare_table(const Sm90ForwardParams& p, const Workspace& w, in
   __shared__ float tops[kC / 32];
   const uint4* high = static_cast<const uint4*>(p.table) + static_cast<int64_t>(h) * 2 * kPieces;
   // Eight entries of the table from their high and low parts.
-  const auto entries = [&](int piece, float (&x)[8]) {
+  const auto entries = [&](int piece, float(&x)[8]) {
     const uint4 a = high[piece];
     const uint4 b = high[kPieces + piece];
     const uint32_t parts[2][4] = {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
@@ -115,8 +122,7 @@ __device__ void prepare_table(const Sm90ForwardParams& p, const Workspace& w, in
 
 __device__ void prepare_rest(const Sm90ForwardParams& p, const Workspace& w) {
   for (int i = threadIdx.x; i < kD; i += kC) {
-    const float q = p.q_norm_weight != nullptr ? p.q_norm_weight[i] : 1.0F;
-    w.weight[i] = make_float2(q, p.k_norm_weight != nullptr ? q * p.k_norm_weight[i] : q);
+    w.weight[i] = (p.q_norm_weight != nullptr ? p.q_norm_weight[i] : 1.0F) * (p.k_norm_weight != nullptr ? p.k_norm_weight[i] : 1.0F);
   }
   uint4* zeros = reinterpret_cast<uint4*>(w.states + static_cast<int64_t>(p.tiles) * p.H * 2 * kM * kD);
   for (int i = threadIdx.x; i < kM * kD / 8; i += kC) zeros[i] = make_uint4(0, 0, 0, 0);
@@ -138,10 +144,44 @@ __global__ void __launch_bounds__(kC) cyclic_flow_forward_prepare_sm90(const __g
   }
 }
 
+// A row of R Phi a block, a stored coordinate a thread, as high and low part. Phi of slot s and frequency j is a cosine or sine of s j / m
+// turns, so m values of each are all there are.
+__global__ void cyclic_flow_forward_table_sm90(const float* readout, int m, bf16* table) {
+  extern __shared__ float shared[];
+  float* row = shared;
+  float2* turned = reinterpret_cast<float2*>(shared + m + 1);
+  const int h = blockIdx.x / (m + 1);
+  const int r = blockIdx.x % (m + 1);
+  const int c = static_cast<int>(threadIdx.x);
+  if (c < m) {
+    double sine, cosine;
+    sincospi(2.0 * c / m, &sine, &cosine);
+    turned[c] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
+    row[c] = r < m ? readout[(static_cast<int64_t>(h) * m + r) * m + c] : 0.0F;
+  }
+  __syncthreads();
+  const int j = c / 2;
+  float sum = 0.0F;
+  for (int s = 0, at = 0; s < m; ++s) {
+    sum = fmaf(row[s], c % 2 == 0 ? turned[at].x : turned[at].y, sum);
+    at = at + j < m ? at + j : at + j - m;
+  }
+  const float entry = sum * static_cast<float>(sqrt((j == 0 ? 1.0 : 2.0) / m));  // coordinate 1 is the sine of frequency 0: nothing
+  const bf16 high = __float2bfloat16(entry);
+  bf16* to = table + (static_cast<int64_t>(h) * 2 * (m + 1) + r) * (m + 1) + c;
+  to[0] = high;
+  to[(m + 1) * (m + 1)] = __float2bfloat16(entry - __bfloat162float(high));
+}
+
 }  // namespace
 
+cudaError_t sm90_readout_table(const float* readout, int32_t H, int32_t M, void* table, cudaStream_t stream) {
+  cyclic_flow_forward_table_sm90<<<H * M, M, M * 12, stream>>>(readout, M - 1, static_cast<bf16*>(table));
+  return cudaGetLastError();
+}
+
 cudaError_t sm90_forward_prepare(const Sm90ForwardParams& p, cudaStream_t stream) {
-  if (p.tiles > 0) cyclic_flow_forward_advance_sm90<<<p.tiles * p.H, kC, 0, stream>>>(p);
+  if (has_segments(p)) cyclic_flow_forward_advance_sm90<<<p.tiles * p.H, kC, 0, stream>>>(p);
   cyclic_flow_forward_prepare_sm90<<<1 + p.H + p.tiles * p.H, kC, 0, stream>>>(p);
   return cudaGetLastError();
 }

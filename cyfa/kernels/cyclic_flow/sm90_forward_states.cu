@@ -1,9 +1,13 @@
-// Stage 6 of docs/operator.md on Hopper: walks every sequence and stores both states at every tile's start (one block a walk, head and state).
+// Stage 6 of docs/operator.md on Hopper: walks every sequence and stores both states at every tile's start.
 //   local     where a sequence is cut into segments: the walk over each segment but the last, from nothing
 //   combine   the states at the segments' ends, one after another
 //   walk      every segment from its first state; stores the states
-// A block has two warpgroups that produce, 64 tokens each in turn, and two that hold the state in registers, 64 slots x 256 columns each. Overwrites
-// states, rate and carried of the workspace and the final states.
+// A block has two warpgroups that produce, 64 tokens each in turn, and two that hold the state in registers, 64 slots x 256 columns each.
+// It walks keys or values of one head, or both one after the other. Overwrites states, rate and carried of the workspace and the final
+// states.
+//
+// Shared memory, 211 KB: four stages of 64 keys or values (32 KB) and their write vectors (16 KB); a corner of 2 KB a warp. At a walk's end
+// the stages hold the final state on its way to memory.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -21,28 +25,34 @@ constexpr int kStages = 4;
 constexpr int kStageBytes = kHalf * kD * 2;
 constexpr int kStageWrites = kHalf * kM * 2;
 constexpr int kProducers = 2;
-constexpr int kHolders = 256;  // threads that hold the state
+constexpr int kCornerBytes = 16 * kRowBytes;  // where a warp turns its rows of the state into whole lines
+constexpr int kHolders = 256;                 // threads that hold the state
 constexpr int kThreads = kProducers * 128 + kHolders;
 
 struct StatesParams {
   Sm90ForwardParams p;
   Workspace w;
   CUtensorMap k, v;
+  int passes;  // 2: a block walks keys and values one after the other; 1: one of them
 };
 
 struct Shared {
   uint64_t loaded[kStages];
   uint64_t full[kStages];
   uint64_t empty[kStages];
-  float whole[kStages];  // decay over the tile
+  float whole[kStages];        // decay over the tile
   float rate[kStages][kHalf];  // of keys
-  float weight[kD];      // of k's norm
+  int walk[7];  // Walk and Halves: each role finds them here, since what is kept from before the roles part is kept in memory
+  alignas(16) float weight[kD];  // what columns of the stored states are multiplied by
 };
 
-constexpr int kSharedBytes = kStages * (kStageBytes + kStageWrites) + static_cast<int>(sizeof(Shared));
+constexpr int kStagesBytes = kStages * (kStageBytes + kStageWrites);
+constexpr int kSharedBytes = kStagesBytes + kHolders / 32 * kCornerBytes + static_cast<int>(sizeof(Shared));
+static_assert(kSharedBytes <= 227 * 1024);
+static_assert(kStagesBytes >= kD * (kM + 4) * 4 && kStagesBytes >= kM * (kD + 8) * 4, "the stages hold a final state");
 
-// What is done about the norm of keys. The cheapest is to leave them as they are, put their rates on the write vectors and the norm's weight on the
-// states that are stored; a given initial state, which has the weight already, forbids it.
+// What is done about the norm of keys. The cheapest is to leave them as they are, put their rates on the write vectors and the norm's
+// weight on the states that are stored; a given initial state, which has the weight already, forbids it.
 enum class Way { kNothing, kRates, kNormalise };
 
 struct Walk {
@@ -50,13 +60,12 @@ struct Walk {
   int first, tiles;
 };
 
-// The walk at a place; without tiles and past the sequence's segments where there is none.
+// The walk at a place; past the sequence's segments where there is none. By the whole block.
 __device__ Walk walk_at(const Sm90ForwardParams& p, int place) {
-  int low = 0;
-  int high = p.N - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (p.first_tile[middle] / kSegmentTiles + middle <= place) low = middle; else high = middle - 1;
+  int low = -1;  // the last sequence whose first place is not behind this one
+  for (int n = 0; n < p.N; n += kThreads) {
+    const int mine = n + static_cast<int>(threadIdx.x);
+    low += __syncthreads_count(mine < p.N && p.first_tile[min(mine, p.N - 1)] / kSegmentTiles + mine <= place);
   }
   Walk walk;
   walk.n = low;
@@ -72,20 +81,22 @@ __device__ Walk walk_at(const Sm90ForwardParams& p, int place) {
 // The tokens of one walk, half a tile at a time.
 struct Halves {
   int count;
-  int64_t begin, end;  // tokens of the walk
+  int begin, end;  // tokens of the walk
 
+  __device__ explicit Halves(const int (&kept)[7]) : count(kept[4]), begin(kept[5]), end(kept[6]) {}
   __device__ Halves(const Sm90ForwardParams& p, const Walk& walk) : count(2 * walk.tiles), begin(0), end(0) {
     if (count == 0) return;
     const Tile last = p.tile[walk.first + walk.tiles - 1];
-    begin = p.tile[walk.first].token;
-    end = last.token + last.tokens;
+    begin = static_cast<int>(p.tile[walk.first].token);
+    end = static_cast<int>(last.token) + last.tokens;
   }
-  __device__ int64_t token(int half) const { return begin + half * kHalf; }
-  __device__ int real(int half) const { return static_cast<int>(max(int64_t{0}, min(int64_t{kHalf}, end - token(half)))); }
-  __device__ int64_t last_of_tile(int half) const { return min(begin + (half / 2 + 1) * kC, end) - 1; }
+  __device__ int token(int half) const { return begin + half * kHalf; }
+  __device__ int real(int half) const { return max(0, min(kHalf, end - token(half))); }
+  __device__ int last_of_tile(int half) const { return min(begin + (half / 2 + 1) * kC, end) - 1; }
 };
 
-// In place: RMSNorm of keys, rows from `real` on become zero. A warp takes 8 rows at a time, a lane one panel of a row: no bank is hit twice at once.
+// In place: RMSNorm of keys, rows from `real` on become zero. A warp takes 8 rows at a time, a lane one panel of a row: no bank is hit
+// twice at once.
 __device__ __forceinline__ void normalise_keys(char* tile, const float* weight, float eps, int real, float* rates) {
   const int lane = threadIdx.x % 32;
   const int panel = lane / 8;
@@ -107,19 +118,17 @@ __device__ __forceinline__ void normalise_keys(char* tile, const float* weight, 
     sum += __shfl_xor_sync(0xFFFFFFFF, sum, 16);
     const float rate = rsqrtf(sum / kD + eps);
     if (rates != nullptr && panel == 0 && row < real) rates[row] = rate;
-    const float4* weights = reinterpret_cast<const float4*>(weight) + 16 * panel;
 #pragma unroll 2
     for (int i = 0; i < 8; ++i) {
       uint4* at = reinterpret_cast<uint4*>(tile + piece_offset(kHalf, row, 8 * panel + i));
       const uint4 x = *at;
-      const float4 w0 = __ldg(weights + 2 * i);
-      const float4 w1 = __ldg(weights + 2 * i + 1);
+      const float* w = weight + kPanelColumns * panel + 8 * i;
       const float2 f0 = unpack(x.x);
       const float2 f1 = unpack(x.y);
       const float2 f2 = unpack(x.z);
       const float2 f3 = unpack(x.w);
-      uint4 y = make_uint4(pack(f0.x * rate * w0.x, f0.y * rate * w0.y), pack(f1.x * rate * w0.z, f1.y * rate * w0.w),
-                           pack(f2.x * rate * w1.x, f2.y * rate * w1.y), pack(f3.x * rate * w1.z, f3.y * rate * w1.w));
+      uint4 y = make_uint4(pack(f0.x * rate * w[0], f0.y * rate * w[1]), pack(f1.x * rate * w[2], f1.y * rate * w[3]),
+                           pack(f2.x * rate * w[4], f2.y * rate * w[5]), pack(f3.x * rate * w[6], f3.y * rate * w[7]));
       if (row >= real) y = make_uint4(0, 0, 0, 0);
       *at = y;
     }
@@ -156,22 +165,32 @@ __device__ __forceinline__ void clear_rows(char* tile, int from) {
   }
 }
 
+__device__ __forceinline__ Way way_of(const Sm90ForwardParams& p, bool keys) {
+  return !keys || p.k_norm_weight == nullptr ? Way::kNothing : p.initial_k == nullptr ? Way::kRates : Way::kNormalise;
+}
+
+// Parity of a stage's barriers at a half, after a pass of `before` halves.
+__device__ __forceinline__ int parity_of(int half, int before) {
+  return half / kStages + (before - half % kStages + kStages - 1) / kStages & 1;
+}
+
 // Asks for the keys or values of a stage.
 __device__ __forceinline__ void load(const StatesParams& params, const Halves& halves, int h, bool keys, int half, char* tiles, Shared& s) {
   const int stage = half % kStages;
   barrier_expect(&s.loaded[stage], kStageBytes);
 #pragma unroll
   for (int panel = 0; panel < kD / kPanelColumns; ++panel) {
-    copy_box(shared_address(tiles + stage * kStageBytes + panel * kHalf * kRowBytes), keys ? &params.k : &params.v, h * kD + panel * kPanelColumns,
-             static_cast<int>(halves.token(half)), &s.loaded[stage]);
+    copy_box(shared_address(tiles + stage * kStageBytes + panel * kHalf * kRowBytes), keys ? &params.k : &params.v,
+             h * kD + panel * kPanelColumns, halves.token(half), &s.loaded[stage]);
   }
 }
 
 // Fills every second stage: keys or values, and the write vectors with their decay to the tile's end.
 template <bool kLocal>
-__device__ __forceinline__ void produce(const StatesParams& params, const Workspace& w, const Halves& halves, int h, bool keys, Way way, char* tiles,
-                                        char* writes, Shared& s) {
+__device__ __forceinline__ void produce(const StatesParams& params, const Workspace& w, const Halves& halves, int h, bool keys, int before,
+                                        char* tiles, char* writes, Shared& s) {
   const Sm90ForwardParams& p = params.p;
+  const Way way = way_of(p, keys);
   const int thread = threadIdx.x % 128;
   const int row = thread % kHalf;
   const int piece0 = 8 * (thread / kHalf);
@@ -200,12 +219,14 @@ __device__ __forceinline__ void produce(const StatesParams& params, const Worksp
   Row now = fetch(own);
   for (int half = own; half < halves.count; half += kProducers) {
     const int stage = half % kStages;
-    const Row next = fetch(half + 2);
     const int real = halves.real(half);
     char* tile = tiles + stage * kStageBytes;
     float factor = now.beta * gate_between(now.end, now.gate);
-    if (half >= kStages) barrier_wait(&s.empty[stage], half / kStages - 1 & 1);
-    barrier_wait(&s.loaded[stage], half / kStages & 1);
+    const float whole = exp_fast(now.end.x + now.end.y);
+    const uint32_t turn = now.turn;
+    asm volatile("" : "+f"(factor)::"memory");  // the next loads come after: a wait for the last ones would be a wait for them too
+    now = fetch(half + 2);
+    barrier_wait(&s.loaded[stage], parity_of(half, before));  // so the stage's last use is over
     if (way == Way::kRates) {
       key_rates(tile, p.norm_eps, s.rate[stage]);
       named_barrier(1 + own, 128);
@@ -221,12 +242,11 @@ __device__ __forceinline__ void produce(const StatesParams& params, const Worksp
     char* to = writes + stage * kStageWrites;
 #pragma unroll 2
     for (int piece = piece0; piece < piece0 + 8; ++piece) {
-      *reinterpret_cast<uint4*>(to + piece_offset(kHalf, row, piece)) = write_piece(now.turn, factor, piece);
+      *reinterpret_cast<uint4*>(to + piece_offset(kHalf, row, piece)) = write_piece(turn, factor, piece);
     }
-    if (thread == 0) s.whole[stage] = exp_fast(now.end.x + now.end.y);
+    if (thread == 0) s.whole[stage] = whole;
     fence_async_proxy();
     barrier_arrive(&s.full[stage]);
-    now = next;
   }
 }
 
@@ -234,20 +254,32 @@ __device__ __forceinline__ void produce(const StatesParams& params, const Worksp
 __device__ constexpr int key_place(int i) { return (8 * (i / 4) + i % 2) * kM + 8 * (i / 2 % 2); }
 __device__ constexpr int value_place(int i) { return 8 * (i / 2 % 2) * kD + 8 * (i / 4) + i % 2; }
 
-// The warp's 16 rows of a 64 x 128 accumulator, its columns times their weights, as bf16.
-__device__ __forceinline__ void store_weighted(const float (&d)[64], const float* weight, bf16* to) {
+// The warp's 16 rows of a 64 x 128 accumulator, its columns times their weights, to rows of a stored state, whole lines at a time.
+__device__ __forceinline__ void store_weighted(const float (&d)[64], const float* weight, char* corner, bf16* to) {
+  const int lane = threadIdx.x % 32;
+  const uint32_t at = shared_address(corner) + lane % 16 * kRowBytes;
 #pragma unroll
-  for (int i = 0; i < 16; i += 8) {
-    float x[32];
+  for (int panel = 0; panel < 2; ++panel) {
+    __syncwarp();
 #pragma unroll
-    for (int b = 0; b < 8; ++b) {
-      const float2 c = *reinterpret_cast<const float2*>(weight + 8 * (i + b) + 2 * (threadIdx.x % 4));
-      x[4 * b] = d[4 * (i + b)] * c.x;
-      x[4 * b + 1] = d[4 * (i + b) + 1] * c.y;
-      x[4 * b + 2] = d[4 * (i + b) + 2] * c.x;
-      x[4 * b + 3] = d[4 * (i + b) + 3] * c.y;
+    for (int kk = 0; kk < 4; ++kk) {
+      uint32_t a[4];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const int i = 8 * panel + 2 * kk + n;
+        const float2 c = *reinterpret_cast<const float2*>(weight + 8 * i + 2 * (lane % 4));
+        a[2 * n] = pack(d[4 * i] * c.x, d[4 * i + 1] * c.y);
+        a[2 * n + 1] = pack(d[4 * i + 2] * c.x, d[4 * i + 3] * c.y);
+      }
+      store_blocks(at + (((2 * kk + lane / 16) ^ (lane & 7)) << 4), a[0], a[1], a[2], a[3]);
     }
-    store_rows(x, to + 8 * i, kD, 16);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = 4 * i + lane / 8;
+      const uint4 x = *reinterpret_cast<const uint4*>(corner + row * kRowBytes + ((lane % 8 ^ (row & 7)) << 4));
+      *reinterpret_cast<uint4*>(to + row * kD + panel * kPanelColumns + 8 * (lane % 8)) = x;
+    }
   }
 }
 
@@ -256,16 +288,21 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_states_sm90(c
   extern __shared__ __align__(1024) char tiles[];
   const Sm90ForwardParams& p = params.p;
   char* writes = tiles + kStages * kStageBytes;
-  Shared& s = *reinterpret_cast<Shared*>(writes + kStages * kStageWrites);
+  char* corners = writes + kStages * kStageWrites;
+  Shared& s = *reinterpret_cast<Shared*>(corners + kHolders / 32 * kCornerBytes);
   const Workspace& w = params.w;
-  const bool keys = blockIdx.x % 2 == 0;
-  const int h = blockIdx.x / 2 % p.H;
-  const int place = blockIdx.x / 2 / p.H;
-  const Walk walk = walk_at(p, place);
-  if (walk.segment >= walk.segments || (kLocal && walk.segment + 1 == walk.segments)) return;
-  const Halves halves(p, walk);
-  const Way way = !keys || p.k_norm_weight == nullptr ? Way::kNothing : p.initial_k == nullptr ? Way::kRates : Way::kNormalise;
-  for (int i = threadIdx.x; i < kD; i += kThreads) s.weight[i] = way == Way::kRates ? p.k_norm_weight[i] : 1.0F;
+  const int pair = params.passes == 2 ? blockIdx.x : blockIdx.x / 2;
+  const int h = pair % p.H;
+  const int place = pair / p.H;
+  {
+    const Walk walk = walk_at(p, place);
+    if (walk.segment >= walk.segments || (kLocal && walk.segment + 1 == walk.segments)) return;
+    if (threadIdx.x == 0) {
+      const Halves halves(p, walk);
+      const int kept[7] = {walk.n, walk.segment, walk.segments, walk.first, halves.count, halves.begin, halves.end};
+      for (int i = 0; i < 7; ++i) s.walk[i] = kept[i];
+    }
+  }
   if (threadIdx.x < kStages) {
     barrier_init(&s.loaded[threadIdx.x], 1);
     barrier_init(&s.full[threadIdx.x], 128);
@@ -273,78 +310,118 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_states_sm90(c
     fence_barrier_init();
   }
   __syncthreads();
+  // Half of the blocks begin with keys and half with values: keys take longer, values ask more of the memory.
+  const auto keys_at = [&](int pass) { return (blockIdx.x + pass) % 2 == 0; };
 
   if (threadIdx.x < kProducers * 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
-    produce<kLocal>(params, w, halves, h, keys, way, tiles, writes, s);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    const Halves halves(s.walk);
+#pragma unroll 1
+    for (int pass = 0; pass < params.passes; ++pass) {
+      produce<kLocal>(params, w, halves, h, keys_at(pass), pass * halves.count, tiles, writes, s);
+      named_barrier(kProducers + 2, kThreads);
+    }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 176;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 184;");
+    const Halves halves(s.walk);
+    const Walk walk = {s.walk[0], s.walk[1], s.walk[2], s.walk[3], halves.count / 2};
     const int thread = static_cast<int>(threadIdx.x) - kProducers * 128;
     const int group = thread / 128;
     const int lane = thread % 32;
     const int slot = 64 * group + 16 * (thread / 32 % 4) + lane / 4;  // and slot + 8
     const int column0 = 2 * (lane % 4);
     const int64_t base = (static_cast<int64_t>(walk.n) * p.H + h) * kM * kD;
-    const int64_t mine = base + (keys ? column0 * kM + slot : slot * kD + column0);
-    float state[2][64];  // [64 slots, 2 x 128 columns] of this warpgroup
-    if (walk.segment > 0 && !kLocal) {
-      const float* from = carried_state(w, p, place - 1, h, keys ? 0 : 1) + thread;
-#pragma unroll
-      for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = from[i * kHolders];
-    } else if (walk.segment == 0 && keys && p.initial_k != nullptr) {
-#pragma unroll
-      for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = p.initial_k[mine + key_place(i)];
-    } else if (walk.segment == 0 && !keys && p.initial_v != nullptr) {
-#pragma unroll
-      for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = p.initial_v[mine + value_place(i)];
-    } else {
-#pragma unroll
-      for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = 0.0F;
-    }
-
     const bool begun = walk.segment > 0 || !starts_from_nothing(p);
-    for (int half = 0; half < halves.count; ++half) {
-      const int stage = half % kStages;
-      if (!kLocal && (half & 1) == 0 && (half > 0 || begun)) {
-        bf16* to = tile_state(w, p, walk.first + half / 2, h, keys ? 0 : 1) + thread / 32 * 16 * kD;
-        store_weighted(state[0], s.weight, to);
-        store_weighted(state[1], s.weight + 128, to + 128);
-      }
-      barrier_wait(&s.full[stage], half / kStages & 1);
-      if ((half & 1) == 0) {
-        const float whole = s.whole[stage];
+#pragma unroll 1
+    for (int pass = 0; pass < params.passes; ++pass) {
+      const bool keys = keys_at(pass);
+      const Way way = way_of(p, keys);
+      const float q_weight = keys && p.q_norm_weight != nullptr ? p.q_norm_weight[thread] : 1.0F;
+      s.weight[thread] = way == Way::kRates ? q_weight * p.k_norm_weight[thread] : q_weight;
+      named_barrier(kProducers + 1, kHolders);
+      const int64_t mine = base + (keys ? column0 * kM + slot : slot * kD + column0);
+      float state[2][64];  // [64 slots, 2 x 128 columns] of this warpgroup
+      if (walk.segment > 0 && !kLocal) {
+        const float* from = carried_state(w, p, place - 1, h, keys ? 0 : 1) + thread;
 #pragma unroll
-        for (int i = 0; i < 128; ++i) state[i / 64][i % 64] *= whole;
-      }
-      const uint32_t at_x = shared_address(tiles + stage * kStageBytes);
-      const uint32_t at_w = shared_address(writes + stage * kStageWrites);
-      wgmma_fence();
+        for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = from[i * kHolders];
+      } else if (walk.segment == 0 && keys && p.initial_k != nullptr) {
 #pragma unroll
-      for (int kk = 0; kk < kHalf / 16; ++kk) {
-        wgmma<1, 1>(state[0], along_rows(at_w, kHalf, 16 * kk, 64 * group), along_rows(at_x, kHalf, 16 * kk, 0), 1);
-        wgmma<1, 1>(state[1], along_rows(at_w, kHalf, 16 * kk, 64 * group), along_rows(at_x, kHalf, 16 * kk, 128), 1);
-      }
-      wgmma_commit();
-      wgmma_wait<0>();
-      if (lane == 0) barrier_arrive(&s.empty[stage]);
-      if (thread == 0 && half + kStages < halves.count) {
-        barrier_wait(&s.empty[stage], half / kStages & 1);
-        load(params, halves, h, keys, half + kStages, tiles, s);
-      }
-      __syncwarp();
-    }
-    if (kLocal) {
-      float* to = carried_state(w, p, place, h, keys ? 0 : 1) + thread;
+        for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = p.initial_k[mine + key_place(i)];
+      } else if (walk.segment == 0 && !keys && p.initial_v != nullptr) {
 #pragma unroll
-      for (int i = 0; i < 128; ++i) to[i * kHolders] = state[i / 64][i % 64];
-    } else if (walk.segment + 1 == walk.segments) {
-      if (keys) {
-#pragma unroll
-        for (int i = 0; i < 128; ++i) p.final_k[mine + key_place(i)] = state[i / 64][i % 64] * s.weight[column0 + 8 * (i / 4) + i % 2];
+        for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = p.initial_v[mine + value_place(i)];
       } else {
 #pragma unroll
-        for (int i = 0; i < 128; ++i) p.final_v[mine + value_place(i)] = state[i / 64][i % 64];
+        for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = 0.0F;
       }
+
+#pragma unroll 1
+      for (int half = 0; half < halves.count; ++half) {
+        const int stage = half % kStages;
+        const int parity = parity_of(half, pass * halves.count);
+        if (!kLocal && (half & 1) == 0 && (half > 0 || begun)) {
+          bf16* to = tile_state(w, p, walk.first + half / 2, h, keys ? 0 : 1) + thread / 32 * 16 * kD;
+          char* corner = corners + thread / 32 * kCornerBytes;
+          store_weighted(state[0], s.weight, corner, to);
+          store_weighted(state[1], s.weight + 128, corner, to + 128);
+        }
+        barrier_wait(&s.full[stage], parity);
+        if ((half & 1) == 0) {
+          const float whole = s.whole[stage];
+#pragma unroll
+          for (int i = 0; i < 128; ++i) state[i / 64][i % 64] *= whole;
+        }
+        const uint32_t at_x = shared_address(tiles + stage * kStageBytes);
+        const uint32_t at_w = shared_address(writes + stage * kStageWrites);
+        wgmma_fence();
+#pragma unroll
+        for (int kk = 0; kk < kHalf / 16; ++kk) {
+          wgmma<1, 1>(state[0], along_rows(at_w, kHalf, 16 * kk, 64 * group), along_rows(at_x, kHalf, 16 * kk, 0), 1);
+          wgmma<1, 1>(state[1], along_rows(at_w, kHalf, 16 * kk, 64 * group), along_rows(at_x, kHalf, 16 * kk, 128), 1);
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        if (lane == 0) barrier_arrive(&s.empty[stage]);
+        if (thread == 0 && half + kStages < halves.count) {
+          barrier_wait(&s.empty[stage], parity);
+          load(params, halves, h, keys, half + kStages, tiles, s);
+        }
+        __syncwarp();
+      }
+      if (kLocal) {
+        float* to = carried_state(w, p, place, h, keys ? 0 : 1) + thread;
+#pragma unroll
+        for (int i = 0; i < 128; ++i) to[i * kHolders] = state[i / 64][i % 64];
+      } else if (walk.segment + 1 == walk.segments) {
+        // By way of the stages, which nothing uses any more: rows of memory, a little apart so that no bank is hit twice at once.
+        float* rows = reinterpret_cast<float*>(tiles);
+        const int width = keys ? kM : kD;
+        const int pitch = width + (keys ? 4 : 8);
+        named_barrier(kProducers + 1, kHolders);
+        s.weight[thread] = way == Way::kRates ? p.k_norm_weight[thread] : 1.0F;
+        named_barrier(kProducers + 1, kHolders);
+        if (keys) {
+#pragma unroll
+          for (int i = 0; i < 128; ++i) {
+            const int column = column0 + 8 * (i / 4) + i % 2;
+            rows[column * pitch + slot + 8 * (i / 2 % 2)] = state[i / 64][i % 64] * s.weight[column];
+          }
+        } else {
+#pragma unroll
+          for (int i = 0; i < 128; i += 2) {
+            *reinterpret_cast<float2*>(rows + (slot + 8 * (i / 2 % 2)) * pitch + column0 + 8 * (i / 4)) =
+                make_float2(state[i / 64][i % 64], state[i / 64][i % 64 + 1]);
+          }
+        }
+        named_barrier(kProducers + 1, kHolders);
+        float* to = (keys ? p.final_k : p.final_v) + base;
+        for (int i = 4 * thread; i < kM * kD; i += 4 * kHolders) {
+          *reinterpret_cast<float4*>(to + i) = *reinterpret_cast<const float4*>(rows + i / width * pitch + i % width);
+        }
+      }
+      fence_async_proxy();  // what comes next into the stages comes by copies
+      named_barrier(kProducers + 2, kThreads);
     }
   }
 }
@@ -381,7 +458,8 @@ __global__ void __launch_bounds__(kCombineThreads) cyclic_flow_forward_combine_s
     for (int segment = begin; segment < min(begin + kCombineThreads, segments - 1); ++segment) {
       const float factor = decay[segment - begin];
       const float4 local = *state(segment);
-      sum = make_float4(fmaf(factor, sum.x, local.x), fmaf(factor, sum.y, local.y), fmaf(factor, sum.z, local.z), fmaf(factor, sum.w, local.w));
+      sum = make_float4(fmaf(factor, sum.x, local.x), fmaf(factor, sum.y, local.y), fmaf(factor, sum.z, local.z),
+                        fmaf(factor, sum.w, local.w));
       *state(segment) = sum;
     }
   }
@@ -392,21 +470,35 @@ cudaError_t launch(const StatesParams& params, cudaStream_t stream) {
   const auto kernel = &cyclic_flow_forward_states_sm90<kLocal>;
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (status != cudaSuccess) return status;
-  kernel<<<segment_places(params.p) * params.p.H * 2, kThreads, kSharedBytes, stream>>>(params);
+  kernel<<<segment_places(params.p) * params.p.H*(params.passes == 2 ? 1 : 2), kThreads, kSharedBytes, stream>>>(params);
   return cudaGetLastError();
+}
+
+// Keys and values in one block where that takes no more waves: the blocks then end together.
+cudaError_t choose_passes(StatesParams& params) {
+  int device = 0;
+  int blocks = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess) status = cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device);
+  if (status != cudaSuccess) return status;
+  const int walks = params.p.H * (has_segments(params.p) ? std::max(params.p.N, params.p.tiles / kSegmentTiles) : params.p.N);
+  params.passes = 2 * ((walks + blocks - 1) / blocks) <= (2 * walks + blocks - 1) / blocks ? 2 : 1;
+  return cudaSuccess;
 }
 
 }  // namespace
 
 cudaError_t sm90_forward_states(const Sm90ForwardParams& p, cudaStream_t stream) {
-  StatesParams params = {p, workspace_of(p), {}, {}};
+  StatesParams params = {p, workspace_of(p), {}, {}, 1};
+  cudaError_t status = choose_passes(params);
+  if (status != cudaSuccess) return status;
   if (p.tiles > 0) {
-    cudaError_t status = make_tensor_map(params.k, p.k, p.T, static_cast<int64_t>(p.H) * kD, p.k_stride, kHalf);
+    status = make_tensor_map(params.k, p.k, p.T, static_cast<int64_t>(p.H) * kD, p.k_stride, kHalf);
     if (status == cudaSuccess) status = make_tensor_map(params.v, p.v, p.T, static_cast<int64_t>(p.H) * kD, p.v_stride, kHalf);
     if (status != cudaSuccess) return status;
   }
   if (has_segments(p)) {
-    const cudaError_t status = launch<true>(params, stream);
+    status = launch<true>(params, stream);
     if (status != cudaSuccess) return status;
     cyclic_flow_forward_combine_sm90<<<dim3(p.N * p.H * 2, kM * kD / 4 / kCombineThreads), kCombineThreads, 0, stream>>>(p);
   }

@@ -8,24 +8,24 @@ namespace cyfa::cyclic_flow {
 
 using hopper::bf16;
 
-constexpr int kC = kTileTokens;  // tokens of a tile
-constexpr int kM = 128;          // stored slots
-constexpr int kD = 256;          // widths of keys and values
+constexpr int kC = kTileTokens;                     // tokens of a tile
+constexpr int kM = 128;                             // stored slots
+constexpr int kD = 256;                             // widths of keys and values
 constexpr float kRadians = 1.4629180792671596e-9F;  // 2 pi / 2^32
 
-// A walk over a sequence of more than kWalkTiles tiles is cut into segments of kSegmentTiles, so that a few long sequences fill the chip. The cut
-// depends on the sequence's own length alone: its results are the same bits in any batch.
+// A walk over a sequence of more than kWalkTiles tiles is cut into segments of kSegmentTiles, so that a few long sequences fill the chip.
+// The cut depends on the sequence's own length alone: its results are the same bits in any batch.
 constexpr int kWalkTiles = 32;
 constexpr int kSegmentTiles = 16;
 
 struct Workspace {
-  uint32_t* turn;     // [H, T] clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
-  float2* gate;       // [H, T] sum of log_alpha from the tile's start, as high and low part
-  bf16* states;       // [tiles, H, 2, M, D] at the tile's start: keys, values; slots by columns. Then zeros, [M, D], for tiles that start from nothing:
-                      // theirs are not stored
+  uint32_t* turn;  // [H, T] clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
+  float2* gate;    // [H, T] sum of log_alpha from the tile's start, as high and low part
+  bf16* states;    // [tiles, H, 2, M, D] at the tile's start: keys times q's norm weight, values; slots by columns. Then zeros, [M, D], for
+                 // tiles that start from nothing: theirs are not stored
   float* rate;        // [H, T] 1 / rms of each key, 1 where keys have no norm
   double* advance;    // [H, tiles] sum of delta over the tile
-  float2* weight;     // [K] q's norm weight, and its product with k's
+  float* weight;      // [K] product of the norm weights of q and k
   float* table_unit;  // [H] power of two by which the table was divided before it became half precision
   __half* table;      // [H, M, M]
   float* carried;     // [segments, H, 2, M * D] state at the end of every segment but a sequence's last; only where a sequence is cut
@@ -54,7 +54,7 @@ __host__ __device__ inline Workspace workspace_of(const Sm90ForwardParams& p) {
   w.states = reinterpret_cast<bf16*>(take((static_cast<int64_t>(p.tiles) * p.H * 2 + 1) * kM * kD * 2));
   w.rate = reinterpret_cast<float*>(take(units * 4));
   w.advance = reinterpret_cast<double*>(take(static_cast<int64_t>(p.tiles) * p.H * 8));
-  w.weight = reinterpret_cast<float2*>(take(kD * 8));
+  w.weight = reinterpret_cast<float*>(take(kD * 4));
   w.table_unit = reinterpret_cast<float*>(take(p.H * 4));
   w.table = reinterpret_cast<__half*>(take(static_cast<int64_t>(p.H) * kM * kM * 2));
   w.carried = reinterpret_cast<float*>(take(has_segments(p) ? static_cast<int64_t>(segment_places(p)) * p.H * 2 * kM * kD * 4 : 0));
@@ -105,20 +105,33 @@ __device__ __forceinline__ uint4 write_piece(uint32_t turn, float factor, int pi
   return make_uint4(x[0], x[1], x[2], x[3]);
 }
 
-// The four lanes of a quad hold two columns each of four neighbouring 8-column blocks; afterwards lane q holds the eight columns of block q.
+// The four lanes of a quad hold two columns each of four neighbouring 8-column blocks; afterwards lane q holds the eight columns of block
+// q.
 __device__ __forceinline__ uint4 gather_quad(uint32_t v0, uint32_t v1, uint32_t v2, uint32_t v3) {
   const int q = threadIdx.x % 4;
   uint32_t x = __shfl_xor_sync(0xFFFFFFFF, (q & 1) ? v0 : v1, 1);
   uint32_t y = __shfl_xor_sync(0xFFFFFFFF, (q & 1) ? v2 : v3, 1);
-  if (q & 1) { v0 = x; v2 = y; } else { v1 = x; v3 = y; }
+  if (q & 1) {
+    v0 = x;
+    v2 = y;
+  } else {
+    v1 = x;
+    v3 = y;
+  }
   x = __shfl_xor_sync(0xFFFFFFFF, (q & 2) ? v0 : v2, 2);
   y = __shfl_xor_sync(0xFFFFFFFF, (q & 2) ? v1 : v3, 2);
-  if (q & 2) { v0 = x; v1 = y; } else { v2 = x; v3 = y; }
+  if (q & 2) {
+    v0 = x;
+    v1 = y;
+  } else {
+    v2 = x;
+    v3 = y;
+  }
   return make_uint4(v0, v1, v2, v3);
 }
 
-// Stores 16 rows of a warp's accumulator of 2N columns as bf16, whole lines of 128 bytes at a time: half of the lanes hand what they hold of a line
-// to the other half. `to` is the first row's first column, rows from `rows` on are left alone.
+// Stores 16 rows of a warp's accumulator of 2N columns as bf16, whole lines of 128 bytes at a time: half of the lanes hand what they hold
+// of a line to the other half. `to` is the first row's first column, rows from `rows` on are left alone.
 template <int N>
 __device__ __forceinline__ void store_rows(const float (&d)[N], bf16* to, int stride, int rows) {
   const int lane = threadIdx.x % 32;
@@ -137,7 +150,9 @@ __device__ __forceinline__ void store_rows(const float (&d)[N], bf16* to, int st
       for (int b = 0; b < 8; ++b) x[b] = hopper::pack(d[4 * (i + b) + 2 * half], d[4 * (i + b) + 2 * half + 1]);
       const uint4 left = gather_quad(x[0], x[1], x[2], x[3]);
       const uint4 right = gather_quad(x[4], x[5], x[6], x[7]);
-      const auto swap = [&](uint32_t own_left, uint32_t own_right) { return __shfl_xor_sync(0xFFFFFFFF, upper ? own_left : own_right, 16); };
+      const auto swap = [&](uint32_t own_left, uint32_t own_right) {
+        return __shfl_xor_sync(0xFFFFFFFF, upper ? own_left : own_right, 16);
+      };
       const uint4 other = make_uint4(swap(left.x, right.x), swap(left.y, right.y), swap(left.z, right.z), swap(left.w, right.w));
       store(upper ? other : left, 8 * half, 8 * i);
       store(upper ? right : other, 8 * half + 4, 8 * i);

@@ -18,6 +18,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "cyfa/kernels/hopper/tma.cuh"
+
 namespace cyfa::cyclic_flow {
 namespace {
 
@@ -25,18 +27,21 @@ namespace cg = cooperative_groups;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kGroupRows = 4;                // rows of a state whose products a thread sums before they go to shared memory
-constexpr int kSlices = 8;                   // runs of groups of state_k that are summed apart; the largest cluster has one each
+constexpr int kGroupRows = 4;  // rows of a state whose products a thread sums before they go to shared memory
+constexpr int kSlices = 8;     // runs of groups of state_k that are summed apart; the largest cluster has one each
 constexpr int kMaxSlots = 256;
 static_assert(kMaxSlots / 2 <= kThreads, "a thread takes at most one frequency");
 constexpr int kMaxSharedBytes = 226 * 1024;  // of the 227 KB of a multiprocessor; normalise has a little of its own
 constexpr int kFreeSharedBytes = 47 * 1024;  // of 48 KB that need no leave, likewise
 constexpr int kLineBytes = 128;
 
-// By arithmetic, not measured yet. Two blocks for most of an H200's 132 multiprocessors have 64 KB of loads on their way in each,
-// where 4.8 TB/s at 0.8 us need 29 KB. Three blocks on each ask for 25 MB of state_v before the readout: half the L2 cache.
-constexpr int kWantedBlocks = 256;
+// H200, K = V = 256, M = 128, H = 4, us a launch by blocks of a cluster (1, 2, 4, 8): batch 8 takes 20.6, 15.2, 14.6, 21.9; batch
+// 16 23.1, 18.5, 25.5, 33.5; batch 32 28.8, 27.7, 39.5, 56.1; batch 64 44.9, 50.5, 65.5, 101. Three blocks on each multiprocessor ask for
+// 25 MB of state_v before the readout: half the L2 cache. With the table in shared memory two blocks must fit: it saves 4 to 7% where
+// clusters are at work.
+constexpr int kWantedBlocks = 128;
 constexpr int kPrefetchBytes = 64 * 1024;
+constexpr int kMaxTableBytes = 112 * 1024;
 
 // First of `count` things that belong to part `index` of `parts`.
 __host__ __device__ constexpr int part_begin(int count, int index, int parts) {
@@ -45,13 +50,13 @@ __host__ __device__ constexpr int part_begin(int count, int index, int parts) {
 
 // Offsets into shared memory, in floats; all multiples of 4.
 struct Layout {
-  int q, k, trig, write, scores, probs, read, slices, partial, total;
+  int q, k, trig, write, scores, probs, read, slices, partial, table, total;
 };
 
 __host__ __device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-__host__ __device__ constexpr Layout shared_layout(int K, int V, int M, int blocks) {
+__host__ __device__ constexpr Layout shared_layout(int K, int V, int M, int blocks, bool has_table) {
   Layout at{};
   at.q = 0;
   at.k = at.q + K;
@@ -64,7 +69,8 @@ __host__ __device__ constexpr Layout shared_layout(int K, int V, int M, int bloc
   at.partial = at.slices + kSlices / blocks * M;
   const int key_pass = ceil_div(K / kGroupRows, blocks) * M;
   const int value_pass = M / kGroupRows * ceil_div(V / 4, blocks) * 4;
-  at.total = at.partial + max_of(max_of(key_pass, value_pass), kThreads * 4);
+  at.table = at.partial + max_of(max_of(key_pass, value_pass), kThreads * 4);
+  at.total = at.table + (has_table ? M * M : 0);
   return at;
 }
 
@@ -204,7 +210,7 @@ __device__ void read_out(const float* table, int M, const float* scores, const f
     for (int c = lane; c < columns; c += 32) {
       const float4 score = scores4[c];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[i] = dot4(__ldg(table4 + min(first + i * kWarps, m) * columns + c), score, sum[i]);
+      for (int i = 0; i < 4; ++i) sum[i] = dot4(table4[min(first + i * kWarps, m) * columns + c], score, sum[i]);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -243,7 +249,7 @@ __device__ void read_out(const float* table, int M, const float* scores, const f
   if (run < runs) {
     float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
 #pragma unroll 8
-    for (int r = run; r < m; r += runs) sum = fma4(probs[r], __ldg(table4 + r * columns + column), sum);
+    for (int r = run; r < m; r += runs) sum = fma4(probs[r], table4[r * columns + column], sum);
     partial[run * columns + column] = sum;
   }
   __syncthreads();
@@ -258,8 +264,8 @@ __device__ void read_out(const float* table, int M, const float* scores, const f
   __syncthreads();
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads, 3) cyclic_flow_step_fused_sm90(const __grid_constant__ StepCudaParams p) {
+template <class T, bool kTable>
+__global__ void __launch_bounds__(kThreads, kTable ? 2 : 3) cyclic_flow_step_fused_sm90(const __grid_constant__ StepCudaParams p) {
   extern __shared__ float4 shared4[];
   float* shared = reinterpret_cast<float*>(shared4);
   const cg::cluster_group cluster = cg::this_cluster();
@@ -270,7 +276,18 @@ __global__ void __launch_bounds__(kThreads, 3) cyclic_flow_step_fused_sm90(const
   const int M = static_cast<int>(p.M);
   const int tid = static_cast<int>(threadIdx.x);
   const int64_t row = blockIdx.x / blocks;
-  const Layout at = shared_layout(K, V, M, blocks);
+  const Layout at = shared_layout(K, V, M, blocks, kTable);
+  const float* table = p.readout_table + row % p.H * p.M * p.M;
+  __shared__ uint64_t table_here;
+  if (kTable) {
+    if (tid == 0) {
+      hopper::barrier_init(&table_here, 1);
+      hopper::fence_barrier_init();
+      hopper::barrier_expect(&table_here, M * M * 4);
+      hopper::copy_bulk(shared + at.table, table, M * M * 4, &table_here);
+    }
+    table = shared + at.table;
+  }
   float* q = shared + at.q;
   float* k = shared + at.k;
   float2* trig = reinterpret_cast<float2*>(shared + at.trig);
@@ -357,7 +374,7 @@ __global__ void __launch_bounds__(kThreads, 3) cyclic_flow_step_fused_sm90(const
   auto others_done = cluster.barrier_arrive();
   __syncthreads();
 
-  const float* table = p.readout_table + row % p.H * p.M * p.M;
+  if (kTable) hopper::barrier_wait(&table_here, 0);
   read_out(table, M, reinterpret_cast<const float*>(scores), trig, shared + at.probs, partial4, read);
 
   const float* write1 = reinterpret_cast<const float*>(write);
@@ -376,19 +393,23 @@ __global__ void __launch_bounds__(kThreads, 3) cyclic_flow_step_fused_sm90(const
 
 bool aligned_to_16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-int shared_bytes(const StepCudaParams& p, int blocks) {
-  const Layout at = shared_layout(static_cast<int>(p.K), static_cast<int>(p.V), static_cast<int>(p.M), blocks);
+int shared_bytes(const StepCudaParams& p, int blocks, bool has_table) {
+  const Layout at = shared_layout(static_cast<int>(p.K), static_cast<int>(p.V), static_cast<int>(p.M), blocks, has_table);
   return at.total * static_cast<int>(sizeof(float));
 }
 
 bool fits(const StepCudaParams& p, int blocks) {
-  return shared_bytes(p, blocks) <= kMaxSharedBytes && ceil_div(static_cast<int>(p.V / 4), blocks) <= kThreads;
+  return shared_bytes(p, blocks, false) <= kMaxSharedBytes && ceil_div(static_cast<int>(p.V / 4), blocks) <= kThreads;
 }
 
-template <class T>
+// Whether the blocks copy the readout table to shared memory first: where two of them still fit in a multiprocessor and a cluster is at
+// work.
+bool with_table(const StepCudaParams& p, int blocks) { return blocks > 1 && shared_bytes(p, blocks, true) <= kMaxTableBytes; }
+
+template <class T, bool kTable>
 cudaError_t launch(const StepCudaParams& p, int blocks, cudaStream_t stream) {
-  const int bytes = shared_bytes(p, blocks);
-  const auto kernel = &cyclic_flow_step_fused_sm90<T>;
+  const int bytes = shared_bytes(p, blocks, kTable);
+  const auto kernel = &cyclic_flow_step_fused_sm90<T, kTable>;
   if (bytes > kFreeSharedBytes) {
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (status != cudaSuccess) return status;
@@ -433,7 +454,10 @@ cudaError_t step_cuda(const StepCudaParams& p, cudaStream_t stream) {
   if (step_cuda_refusal(p) != nullptr) return cudaErrorInvalidValue;
   if (p.B * p.H == 0) return cudaSuccess;
   const int blocks = step_cuda_cluster(p);
-  return p.dtype == StepDtype::kBFloat16 ? launch<__nv_bfloat16>(p, blocks, stream) : launch<float>(p, blocks, stream);
+  if (with_table(p, blocks)) {
+    return p.dtype == StepDtype::kBFloat16 ? launch<__nv_bfloat16, true>(p, blocks, stream) : launch<float, true>(p, blocks, stream);
+  }
+  return p.dtype == StepDtype::kBFloat16 ? launch<__nv_bfloat16, false>(p, blocks, stream) : launch<float, false>(p, blocks, stream);
 }
 
 }  // namespace cyfa::cyclic_flow

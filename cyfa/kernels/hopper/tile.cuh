@@ -1,8 +1,8 @@
 // A small vocabulary for Hopper kernels: bf16 tiles in shared memory, and matrix products of one warpgroup on them.
 //
 // A tile holds rows of 64 bf16 (128 bytes) in "panels": panel p holds columns 64 p .. 64 p + 63 of all rows, row after row. Inside a row
-// the eight 16-byte pieces are permuted by the row's number modulo 8 (the 128-byte swizzle), which is how wgmma reads without bank conflicts.
-// A panel starts at a multiple of 1024 bytes.
+// the eight 16-byte pieces are permuted by the row's number modulo 8 (the 128-byte swizzle), which is how wgmma reads without bank
+// conflicts. A panel starts at a multiple of 1024 bytes.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,11 +27,12 @@ __device__ __forceinline__ int piece_offset(int rows, int row, int piece) {
 
 // Descriptor of a matrix operand: 128-byte swizzle, offsets in bytes.
 __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leading, uint32_t stride) {
-  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | static_cast<uint64_t>(leading >> 4) << 16 | static_cast<uint64_t>(stride >> 4) << 32 |
-         static_cast<uint64_t>(1) << 62;
+  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | static_cast<uint64_t>(leading >> 4) << 16 |
+         static_cast<uint64_t>(stride >> 4) << 32 | static_cast<uint64_t>(1) << 62;
 }
 
-// Operand whose reduction runs along the rows of the tile (their columns): 16 columns from `column` on, `rows` rows from `row` (a multiple of 8) on.
+// Operand whose reduction runs along the rows of the tile (their columns): 16 columns from `column` on, `rows` rows from `row` (a multiple
+// of 8) on.
 __device__ __forceinline__ uint64_t along_columns(uint32_t tile, int tile_rows, int row, int column) {
   const uint32_t address = tile + (column >> 6) * tile_rows * kRowBytes + row * kRowBytes + (column & 63) * 2;
   return descriptor(address, 16, 1024);
@@ -43,7 +44,8 @@ __device__ __forceinline__ uint64_t along_rows(uint32_t tile, int tile_rows, int
   return descriptor(address, tile_rows * kRowBytes, 1024);
 }
 
-// The same for tiles of 128 rows at a constant distance of `offset` bytes from a place in shared memory, given as its address / 16: one addition.
+// The same for tiles of 128 rows at a constant distance of `offset` bytes from a place in shared memory, given as its address / 16: one
+// addition.
 __device__ __forceinline__ uint64_t along_columns_128(uint32_t place, int offset, int column) {
   const int at = offset + (column >> 6) * 128 * kRowBytes + (column & 63) * 2;
   return static_cast<uint64_t>(1U << 30 | 1024 >> 4) << 32 | (place + (at >> 4 | 16 >> 4 << 16));
@@ -85,8 +87,8 @@ __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
 // Waits for the barrier's phase of the given parity to end; the first phase has parity 0.
 __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
   asm volatile(
-      "{\n.reg .pred done;\nCYFA_AGAIN_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra CYFA_DONE_%=;\nbra CYFA_AGAIN_%=;\nCYFA_DONE_%=:\n}" ::"r"(
-          shared_address(barrier)),
+      "{\n.reg .pred done;\nCYFA_AGAIN_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra CYFA_DONE_%=;\nbra "
+      "CYFA_AGAIN_%=;\nCYFA_DONE_%=:\n}" ::"r"(shared_address(barrier)),
       "r"(parity)
       : "memory");
 }
@@ -109,7 +111,16 @@ __device__ __forceinline__ float2 unpack_half(uint32_t x) { return __half22float
 
 // Four 8 x 8 blocks of bf16 whose rows lie at the addresses that lanes 8 b .. 8 b + 7 give, as the registers of wgmma's a.
 __device__ __forceinline__ void load_blocks(uint32_t (&a)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(address)
+               : "memory");
+}
+
+// The way back: from registers laid out as wgmma's a to rows in shared memory.
+__device__ __forceinline__ void store_blocks(uint32_t address, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a0), "r"(a1), "r"(a2), "r"(a3)
+               : "memory");
 }
 
 }  // namespace cyfa::hopper

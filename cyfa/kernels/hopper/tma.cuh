@@ -12,8 +12,9 @@ namespace cyfa::hopper {
 // Describes a row-major matrix of 16-bit numbers with `stride` elements between rows, copied in boxes of 64 columns and `box_rows` rows:
 // one panel of a tile. cuTensorMapEncodeTiled is asked for at run time, so that nothing links to the driver's library.
 inline cudaError_t make_tensor_map(CUtensorMap& map, const void* matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows) {
-  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
-                              CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  using Encode =
+      CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
+                   const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
   static void* const encode = [] {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;
@@ -25,24 +26,31 @@ inline cudaError_t make_tensor_map(CUtensorMap& map, const void* matrix, int64_t
   const cuuint64_t row_bytes[1] = {static_cast<cuuint64_t>(stride) * 2};
   const cuuint32_t box[2] = {kPanelColumns, static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t step[2] = {1, 1};
-  const CUresult result = reinterpret_cast<Encode>(encode)(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void*>(matrix), size, row_bytes, box, step,
-                                                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                                           CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = reinterpret_cast<Encode>(encode)(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void*>(matrix), size,
+                                                           row_bytes, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 // One arrival at the barrier, which then also waits for `bytes` to come.
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, int bytes) {
-  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int column, int row, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(column),
-               "r"(row), "r"(shared_address(barrier))
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}" ::"r"(shared_address(barrier)),
+               "r"(bytes)
                : "memory");
 }
 
-__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int column, int row, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+               "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+               : "memory");
+}
+
+// A run of bytes, a multiple of 16 from and to multiples of 16.
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
 
 // Makes barrier_init visible to the copies; by the thread that initialised, before the block's barrier.
 __device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
