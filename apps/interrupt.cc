@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <thread>
@@ -16,6 +17,9 @@ std::mutex& writing() {
   return *mutex;
 }
 
+std::atomic<bool> graceful = false;
+std::atomic<bool> asked = false;
+
 sigset_t watched() {
   sigset_t set;
   sigemptyset(&set);
@@ -26,7 +30,9 @@ sigset_t watched() {
 // Dies of the signal itself, so that a shell or make sees what happened.
 void watch(sigset_t set) {
   int signal = 0;
-  if (sigwait(&set, &signal) != 0) return;
+  do {
+    if (sigwait(&set, &signal) != 0) return;
+  } while (graceful && !asked.exchange(true));
   const std::lock_guard<std::mutex> lock(writing());
   std::signal(signal, SIG_DFL);
   pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
@@ -41,6 +47,13 @@ void watch_signals() {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   std::thread(watch, set).detach();
 }
+
+GracefulStop::GracefulStop() {
+  asked = false;
+  graceful = true;
+}
+GracefulStop::~GracefulStop() { graceful = false; }
+bool GracefulStop::requested() const { return asked; }
 
 WriteGuard::WriteGuard() : lock_(writing()) {}
 

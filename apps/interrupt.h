@@ -17,4 +17,15 @@ class WriteGuard {
   std::lock_guard<std::mutex> lock_;
 };
 
+// While one of these lives, the first signal is a wish that the work end soon, in order; the second ends it at once.
+class GracefulStop {
+ public:
+  GracefulStop();
+  GracefulStop(const GracefulStop&) = delete;
+  GracefulStop& operator=(const GracefulStop&) = delete;
+  ~GracefulStop();
+
+  bool requested() const;
+};
+
 }  // namespace cyfa::app

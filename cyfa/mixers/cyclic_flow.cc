@@ -24,6 +24,7 @@ class CyclicFlowMixer final : public Mixer {
                       const MixerState* initial) const override;
   std::vector<at::Tensor> derive(const Weights& w) const override { return {ops::cyclic_flow_readout_table(readout(w, w[o_proj_].device()))}; }
   at::Tensor step(const Weights& w, const std::vector<at::Tensor>& derived, const at::Tensor& x, MixerState& state) const override;
+  std::vector<std::pair<std::string, double>> health(const Weights& w, const at::Tensor& x) const override;
   double flops_per_token() const override;
 
  private:
@@ -41,6 +42,7 @@ class CyclicFlowMixer final : public Mixer {
     return c_.conv_bias ? std::optional(w[s.conv_bias]) : std::nullopt;
   }
   std::optional<at::Tensor> norm(const Weights& w, ParameterId id) const { return c_.qk_norm ? std::optional(w[id]) : std::nullopt; }
+  double read_entropy(const Weights& w, const at::Tensor& x, const MixerState& state) const;
   at::Tensor gated(const Weights& w, const at::Tensor& o, const at::Tensor& gate) const {
     const at::Tensor heads = gate.view(o.sizes());
     return ops::gated_rms_norm(o * static_cast<double>(c_.slots - 1), w[o_norm_], c_.norm_eps, heads).flatten(-2);
@@ -166,6 +168,48 @@ at::Tensor CyclicFlowMixer::step(const Weights& w, const std::vector<at::Tensor>
   const at::Tensor o = ops::cyclic_flow_step(in, {state[kKeys], state[kValues], state[kClock]}, options);
   const at::Tensor gate = ops::linear_step(y[3], w[gate_up_], w[gate_bias_].to(x.scalar_type()));
   return ops::linear_step(gated(w, o, gate), w[o_proj_]);
+}
+
+// Clock increments and gates over all tokens; slots and reading at the last one.
+std::vector<std::pair<std::string, double>> CyclicFlowMixer::health(const Weights& w, const at::Tensor& x) const {
+  const at::NoGradGuard no_grad;
+  const int64_t B = x.size(0), T = x.size(1), H = c_.heads, M = c_.slots;
+  if (B * T == 0) return {};
+  const at::Tensor d = c_.constant_clock ? w[d_bias_].expand({B, T, H}) : ops::linear(x, w[d_proj_]) + w[d_bias_];
+  const at::Tensor delta = at::sigmoid(d.to(at::kDouble));
+  const at::Tensor beta = at::sigmoid((ops::linear(x, w[b_proj_]) + w[b_bias_]).to(at::kDouble));
+  const at::Tensor alpha = log_alpha(w, c_.forget_gate ? ops::linear(x, w[a_proj_]) : beta).to(at::kDouble).exp();
+  const MixerState state = forward(w, x, std::nullopt, nullptr).final_state;
+  // Energy of the values that each slot holds, by relative age: the stored rows turned by the clock and taken out of Fourier coordinates.
+  const at::Tensor rows = ops::cyclic_flow_slots(state[kValues].to(at::kDouble), state[kClock]);  // [B, H, m, V]
+  const at::Tensor energy = rows.square().sum(-1);
+  const at::Tensor spread = energy.sum(-1).square() / (energy.square().sum(-1).clamp_min(1e-300) * static_cast<double>(M - 1));
+  const auto number = [](const at::Tensor& value) { return value.item<double>(); };
+  return {{"clock_mean", number(delta.mean())},
+          {"clock_spread", number(delta.std(false))},
+          {"clock_least", number(delta.min())},
+          {"clock_most", number(delta.max())},
+          {"alpha_least", number(alpha.min())},
+          {"alpha_mean", number(alpha.mean())},
+          {"alpha_most", number(alpha.max())},
+          {"beta_mean", number(beta.mean())},
+          {"slot_occupancy", number(spread.mean())},
+          {"read_entropy", read_entropy(w, x, state)}};
+}
+
+// Entropy of the last token's reading over the slots, as a share of the largest there can be.
+double CyclicFlowMixer::read_entropy(const Weights& w, const at::Tensor& x, const MixerState& state) const {
+  const int64_t B = x.size(0), H = c_.heads;
+  at::Tensor q = ops::linear(x, w[streams_[0].projection]);
+  if (c_.short_conv) q = ops::short_conv(q, w[streams_[0].conv], conv_bias(w, streams_[0]), std::nullopt, std::nullopt).y;
+  if (c_.conv_silu) q = ops::silu(q);
+  q = q.select(1, x.size(1) - 1).view({B, H, c_.K}).to(at::kDouble);
+  if (c_.qk_norm) q = q * at::rsqrt(q.square().mean(-1, true) + c_.norm_eps) * w[q_norm_].to(at::kDouble);
+  const at::Tensor keys = ops::cyclic_flow_slots(state[kKeys].transpose(2, 3).to(at::kDouble), state[kClock]);  // [B, H, m, K]
+  const at::Tensor scores = at::matmul(keys, q.unsqueeze(-1)).squeeze(-1) / std::sqrt(static_cast<double>(c_.K));
+  const at::Tensor logits = at::einsum("hij,bhj->bhi", {readout(w, x.device()).to(at::kDouble), scores});
+  const at::Tensor p = at::softmax(logits, -1);
+  return (-(p * p.clamp_min(1e-300).log()).sum(-1).mean() / std::log(static_cast<double>(std::max<int64_t>(2, c_.slots - 1)))).item<double>();
 }
 
 // The stages of docs/operator.md for chunks of 64 tokens.

@@ -55,6 +55,9 @@ class Mixer {
   // One token for each of B sequences, x [B, D], `state` updated in place; no autograd.
   virtual at::Tensor step(const Weights& w, const std::vector<at::Tensor>& derived, const at::Tensor& x, MixerState& state) const = 0;
 
+  // How the memory is used on x [B, T, D]: named figures for the metrics of a run. Without autograd.
+  virtual std::vector<std::pair<std::string, double>> health(const Weights&, const at::Tensor&) const { return {}; }
+
   // Operations of the recurrence itself for one token, at training; projections are counted from the table of parameters.
   virtual double flops_per_token() const = 0;
 };

@@ -2,7 +2,9 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include "cyfa/model/recompute.h"
 #include "cyfa/ops/check.h"
+#include "cyfa/ops/cross_entropy.h"
 #include "cyfa/ops/dense.h"
 
 namespace cyfa {
@@ -93,24 +95,40 @@ at::Tensor CausalLM::embed(const Weights& w, const at::Tensor& ids) const {
   return at::embedding(table, ids.to(table.device()), config_.pad.value_or(-1)).to(ops::activation_type(table.scalar_type(), table.device()));
 }
 
-LmOutput CausalLM::forward(const Weights& w, const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens, const ModelState* initial) const {
+LmOutput CausalLM::forward(const Weights& w, const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens, const ModelState* initial,
+                           bool recompute) const {
   ops::check::shape(kOp, "ids", ids, {{"B", -1}, {"T", -1}});
   if (initial != nullptr && initial->layers.size() != layers_.size()) {
     ops::check::fail(kOp, "the initial state has " + std::to_string(initial->layers.size()) + " layers, wanted " + std::to_string(layers_.size()));
   }
-  const double eps = config_.backbone.norm_eps;
   LmOutput out;
   at::Tensor x = embed(w, ids);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
-    MixerOutput mixed = layer.mixer->forward(w, ops::rms_norm(x, w[layer.mixer_norm], eps), cu_seqlens, initial == nullptr ? nullptr : &initial->layers[i]);
-    x = x + mixed.y;
-    const at::Tensor normed = ops::rms_norm(x, w[layer.mlp_norm], eps);
-    x = x + ops::linear(ops::swiglu(ops::linear(normed, w[layer.gate]), ops::linear(normed, w[layer.up])), w[layer.down]);
-    out.final_state.layers.push_back(std::move(mixed.final_state));
+    const MixerState* before = initial == nullptr ? nullptr : &initial->layers[i];
+    MixerState after;
+    if (recompute && at::GradMode::is_enabled()) {
+      x = recomputed(x, [this, &w, &layer, cu_seqlens, before, keep = &after, once = true](const at::Tensor& from) mutable {
+        MixerState again;
+        return block(w, layer, from, cu_seqlens, before, std::exchange(once, false) ? keep : &again);
+      });
+    } else {
+      x = block(w, layer, x, cu_seqlens, before, &after);
+    }
+    out.final_state.layers.push_back(std::move(after));
   }
   out.hidden = x;
   return out;
+}
+
+at::Tensor CausalLM::block(const Weights& w, const Layer& layer, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens,
+                           const MixerState* initial, MixerState* final_state) const {
+  const double eps = config_.backbone.norm_eps;
+  MixerOutput mixed = layer.mixer->forward(w, ops::rms_norm(x, w[layer.mixer_norm], eps), cu_seqlens, initial);
+  *final_state = std::move(mixed.final_state);
+  const at::Tensor y = x + mixed.y;
+  const at::Tensor normed = ops::rms_norm(y, w[layer.mlp_norm], eps);
+  return y + ops::linear(ops::swiglu(ops::linear(normed, w[layer.gate]), ops::linear(normed, w[layer.up])), w[layer.down]);
 }
 
 at::Tensor CausalLM::head(const Weights& w, const at::Tensor& hidden) const {
@@ -136,11 +154,37 @@ at::Tensor CausalLM::step(const Weights& w, const at::Tensor& ids, ModelState& s
   return head_step(w, x);
 }
 
+at::Tensor CausalLM::loss(const Weights& w, const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens,
+                          bool recompute) const {
+  if (inputs.sizes() != targets.sizes()) ops::check::fail(kOp, "targets have another shape than the inputs");
+  const at::Tensor ids = cu_seqlens ? inputs.reshape({1, -1}) : inputs;
+  const at::Tensor hidden = forward(w, ids, cu_seqlens, nullptr, recompute).hidden;
+  const at::Tensor normed = ops::rms_norm(hidden, w[norm_], config_.backbone.norm_eps).flatten(0, 1);
+  const at::Tensor& head = w[head_weight()];
+  return ops::linear_cross_entropy(normed, head.to(normed.scalar_type()), targets.reshape({-1}).to(at::kLong).to(normed.device()));
+}
+
 at::Tensor CausalLM::next_token_loss(const Weights& w, const at::Tensor& ids) const {
   if (ids.dim() != 2 || ids.size(1) < 2) ops::check::fail(kOp, "ids have no next token to predict: wanted [B, T] with T of at least 2");
-  const at::Tensor logits = head(w, forward(w, ids).hidden).narrow(1, 0, ids.size(1) - 1);
-  const at::Tensor targets = ids.narrow(1, 1, ids.size(1) - 1).to(at::kLong).to(logits.device());
-  return at::cross_entropy_loss(logits.flatten(0, 1).to(at_least_float(logits.scalar_type())), targets.flatten());
+  const int64_t T = ids.size(1) - 1;
+  return loss(w, ids.narrow(1, 0, T), ids.narrow(1, 1, T));
+}
+
+std::vector<std::pair<std::string, double>> CausalLM::health(const Weights& w, const at::Tensor& ids) const {
+  const at::NoGradGuard no_grad;
+  std::vector<std::pair<std::string, double>> mean;
+  at::Tensor x = embed(w, ids);
+  for (const Layer& layer : layers_) {
+    const auto figures = layer.mixer->health(w, ops::rms_norm(x, w[layer.mixer_norm], config_.backbone.norm_eps));
+    if (mean.empty()) mean.resize(figures.size());
+    for (size_t i = 0; i < figures.size(); ++i) {
+      mean[i].first = figures[i].first;
+      mean[i].second += figures[i].second / static_cast<double>(layers_.size());
+    }
+    MixerState after;
+    x = block(w, layer, x, std::nullopt, nullptr, &after);
+  }
+  return mean;
 }
 
 int64_t CausalLM::memory_scalars() const {

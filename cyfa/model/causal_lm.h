@@ -43,17 +43,25 @@ class CausalLM {
 
   ModelState initial_state(int64_t sequences) const;
 
-  // ids [B, T], or packed sequences [1, T] with cu_seqlens. `initial` is never changed.
+  // ids [B, T], or packed sequences [1, T] with cu_seqlens. `initial` is never changed. recompute: keep each layer's input alone for
+  // backward and compute the layer again there; final states then take no gradient.
   LmOutput forward(const Weights& w, const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens = std::nullopt,
-                   const ModelState* initial = nullptr) const;
+                   const ModelState* initial = nullptr, bool recompute = false) const;
   at::Tensor head(const Weights& w, const at::Tensor& hidden) const;       // logits [..., vocab_size]
   at::Tensor head_step(const Weights& w, const at::Tensor& hidden) const;  // hidden [B, D]; fp32 logits [B, vocab_size]
 
   // One token for each of B sequences, ids [B]: fp32 logits [B, vocab_size]; `state` is updated in place. w is of step_weights().
   at::Tensor step(const Weights& w, const at::Tensor& ids, ModelState& state) const;
 
-  // Mean cross-entropy of each token's prediction of the next one, over ids [B, T] with T of at least 2.
+  // Mean cross-entropy of targets [B, T] given inputs [B, T]; targets of ops::kIgnore do not count. With cu_seqlens, rows are taken as
+  // packed sequences [1, B * T].
+  at::Tensor loss(const Weights& w, const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens = std::nullopt,
+                  bool recompute = false) const;
+  // The same of each token's prediction of the next one, over ids [B, T] with T of at least 2.
   at::Tensor next_token_loss(const Weights& w, const at::Tensor& ids) const;
+
+  // Figures of every mixer on ids [B, T], averaged over the layers: how the memory is used.
+  std::vector<std::pair<std::string, double>> health(const Weights& w, const at::Tensor& ids) const;
 
   int64_t memory_scalars() const;         // recurrent state of one layer and sequence, as the paper counts it
   int64_t state_bytes() const;            // all that one sequence carries, all layers
@@ -66,6 +74,8 @@ class CausalLM {
   };
 
   at::Tensor embed(const Weights& w, const at::Tensor& ids) const;
+  at::Tensor block(const Weights& w, const Layer& layer, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens, const MixerState* initial,
+                   MixerState* final_state) const;
   ParameterId head_weight() const { return config_.tied_head ? embeddings_ : head_; }
 
   ModelConfig config_;

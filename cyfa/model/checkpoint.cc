@@ -165,7 +165,7 @@ CausalLM load_checkpoint(const fs::path& folder, const LoadOptions& options) {
   return model;
 }
 
-void save_checkpoint(const CausalLM& model, const fs::path& where, int64_t shard_bytes) {
+void save_checkpoint(const CausalLM& model, const fs::path& where, int64_t shard_bytes, const std::function<void(const fs::path&)>& add) {
   const fs::path folder = without_slash(where);
   NewFolder target(folder);
   write_text(target.path() / "config.json", model.config().json.dump(2) + "\n");
@@ -195,6 +195,7 @@ void save_checkpoint(const CausalLM& model, const fs::path& where, int64_t shard
     }
     write_text(target.path() / kIndex, Json{{"metadata", {{"total_size", total}}}, {"weight_map", map}}.dump(2) + "\n");
   }
+  if (add) add(target.path());
   target.commit();
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 
 #include "cyfa/model/causal_lm.h"
 
@@ -18,8 +19,9 @@ struct LoadOptions {
 CausalLM load_checkpoint(const std::filesystem::path& folder, const LoadOptions& options = {});
 
 // Writes a new folder, whole or not at all: an existing one that is not empty is refused. Shards of at most shard_bytes where the model is
-// larger than that; parameters in their stored type.
-void save_checkpoint(const CausalLM& model, const std::filesystem::path& folder, int64_t shard_bytes = int64_t{5} << 30);
+// larger than that; parameters in their stored type. `add` may write more files into the folder before it appears.
+void save_checkpoint(const CausalLM& model, const std::filesystem::path& folder, int64_t shard_bytes = int64_t{5} << 30,
+                     const std::function<void(const std::filesystem::path& folder)>& add = {});
 
 // A number that changes with the config, any name and any bit of the parameters: what a saved state is bound to.
 uint64_t fingerprint(const CausalLM& model);

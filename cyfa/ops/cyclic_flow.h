@@ -63,6 +63,10 @@ std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& inputs);
 // R Phi in stored order, [H, M, M] fp32 (fp64 for fp64): rows beyond m and column 1 are zero. Made once per model for steps.
 at::Tensor cyclic_flow_readout_table(const at::Tensor& readout);
 
+// What the slots hold now, by relative age: rows [N, H, M, X] in absolute-clock coordinates (state.v, or state.k transposed) turned by the
+// clock [N, H] and taken out of Fourier coordinates, [N, H, m, X].
+at::Tensor cyclic_flow_slots(const at::Tensor& rows, const at::Tensor& clock);
+
 // One token for each of B states, in place on `state`, without autograd. The states are contiguous, fp32 with the clock in fp64.
 struct CyclicFlowStepInputs {
   at::Tensor q;              // [B, H, K]

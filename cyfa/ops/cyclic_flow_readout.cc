@@ -1,5 +1,7 @@
 #include "cyfa/ops/cyclic_flow_readout.h"
 
+#include "cyfa/ops/cyclic_flow.h"
+
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -88,6 +90,14 @@ at::Tensor read_slots_backward(const SlotReadout& forward, const ClockPhases& ph
   grad_table.add_(grad_tables.view({-1, table.size(0), table.size(1), table.size(2)}).sum(0));
   const at::Tensor grad_rotated = at::bmm(grad_logits, tables).view_as(grad_weights);
   return as_real(as_complex(grad_rotated).mul_(phases.backward));
+}
+
+at::Tensor cyclic_flow_slots(const at::Tensor& rows, const at::Tensor& clock) {
+  const int64_t M = rows.size(2);
+  const ClockPhases phases(clock.to(at::kDouble), M, rows.scalar_type());
+  const at::Tensor pairs = at::view_as_complex(rows.transpose(2, 3).contiguous().unflatten(3, {M / 2, 2}));  // [N, H, X, M / 2]
+  const at::Tensor turned = at::view_as_real(pairs * phases.forward.unsqueeze(2)).flatten(3);
+  return at::matmul(turned, fourier_basis(M, rows.options()).t()).transpose(2, 3);
 }
 
 }  // namespace cyfa::ops

@@ -1,0 +1,34 @@
+// AdamW over a model's table of parameters, and its learning rate.
+#pragma once
+
+#include "cyfa/model/causal_lm.h"
+#include "cyfa/model/tensor_file.h"
+#include "cyfa/train/recipe.h"
+
+namespace cyfa {
+
+// The rate of step 0, 1, ...: up over the warm-up, then down a cosine to a share of itself, or constant.
+double learning_rate(const Recipe& recipe, int64_t step);
+
+class Optimizer {
+ public:
+  // The parameters stay the model's; weight decay goes by its table.
+  Optimizer(CausalLM& model, const Recipe& recipe);
+
+  // Norm of all gradients together.
+  double gradient_norm() const;
+  // One step with the gradients scaled by `factor`; then they are gone. Parameters without a gradient do not move.
+  void step(double rate, double factor);
+
+  // Moments and the count of steps, to be saved and set again.
+  NamedTensors state() const;
+  void load(const TensorFile& file);  // throws io::FileError
+
+ private:
+  CausalLM& model_;
+  double beta1_, beta2_, eps_, weight_decay_;
+  std::vector<at::Tensor> first_, second_;  // by ParameterId, fp32
+  int64_t steps_ = 0;
+};
+
+}  // namespace cyfa

@@ -1,0 +1,109 @@
+#include "cyfa/train/run_folder.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cyfa/io/atomic_file.h"
+#include "cyfa/io/file_error.h"
+#include "cyfa/model/checkpoint.h"
+#include "cyfa/train/curve.h"
+
+namespace cyfa {
+namespace {
+
+namespace fs = std::filesystem;
+
+void write_text(const fs::path& path, const std::string& text) {
+  io::AtomicFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
+}
+
+std::string step_name(int64_t step) {
+  std::string digits = std::to_string(step);
+  return "step-" + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits;
+}
+
+}  // namespace
+
+RunFolder::RunFolder(const fs::path& path, bool resume) : path_(path) {
+  const bool there = fs::exists(path / "recipe.toml");
+  if (resume && !there) throw io::FileError(path, "holds no run to go on with (no recipe.toml)");
+  if (!resume && there) throw io::FileError(path, "holds a run; go on with --resume, or name another folder");
+  std::error_code error;
+  fs::create_directories(path / "checkpoints", error);
+  if (error) throw io::FileError(path, "cannot be created: " + error.message());
+}
+
+void RunFolder::write_recipe(const Recipe& recipe) const { write_text(path_ / "recipe.toml", recipe.toml()); }
+void RunFolder::write_manifest(const Json& manifest) const { write_text(path_ / "manifest.json", manifest.dump(2) + "\n"); }
+
+void RunFolder::add_metrics(const Json& row) {
+  std::ofstream file(path_ / "metrics.jsonl", std::ios::app);
+  file << row.dump() << '\n' << std::flush;
+  if (!file) throw io::FileError(path_ / "metrics.jsonl", "cannot be written: is the disk full?");
+}
+
+std::vector<Json> RunFolder::metrics() const {
+  std::vector<Json> rows;
+  std::ifstream file(path_ / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    Json row = Json::parse(line, nullptr, false);
+    if (row.is_object() && row.contains("step")) rows.push_back(std::move(row));  // a line cut off by a crash is none
+  }
+  return rows;
+}
+
+void RunFolder::drop_metrics_after(int64_t step) {
+  std::string kept;
+  for (const Json& row : metrics()) {
+    if (row["step"].get<int64_t>() <= step) kept += row.dump() + "\n";
+  }
+  write_text(path_ / "metrics.jsonl", kept);
+}
+
+void RunFolder::draw_curve() const {
+  Curve train{"training loss", {}}, eval{"validation loss", {}};
+  for (const Json& row : metrics()) {
+    const auto add = [&](const char* key, Curve& curve) {
+      if (row.contains(key) && row[key].is_number()) curve.points.emplace_back(row["step"].get<double>(), row[key].get<double>());
+    };
+    add("loss", train);
+    add("eval_loss", eval);
+  }
+  write_text(path_ / "loss.svg", curve_svg("loss", "step", {train, eval}));
+}
+
+std::vector<RunCheckpoint> RunFolder::checkpoints() const {
+  std::vector<RunCheckpoint> found;
+  for (const auto& entry : fs::directory_iterator(path_ / "checkpoints")) {
+    std::ifstream file(entry.path() / kStepFile);
+    const Json json = Json::parse(file, nullptr, false);
+    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;
+    RunCheckpoint one{entry.path(), json["step"].get<int64_t>(), std::nullopt};
+    if (json.contains("eval_loss") && json["eval_loss"].is_number()) one.eval_loss = json["eval_loss"].get<double>();
+    found.push_back(one);
+  }
+  std::sort(found.begin(), found.end(), [](const RunCheckpoint& a, const RunCheckpoint& b) { return a.step < b.step; });
+  return found;
+}
+
+void RunFolder::save(const CausalLM& model, const Optimizer& optimizer, int64_t step, std::optional<double> eval_loss, int64_t keep) {
+  const fs::path target = path_ / "checkpoints" / step_name(step);
+  if (fs::exists(target / kStepFile)) return;
+  save_checkpoint(model, target, int64_t{5} << 30, [&](const fs::path& folder) {
+    write_tensor_file(folder / kOptimizerFile, optimizer.state());
+    write_text(folder / kStepFile, Json{{"step", step}, {"eval_loss", eval_loss ? Json(*eval_loss) : Json(nullptr)}}.dump() + "\n");
+  });
+  const std::vector<RunCheckpoint> all = checkpoints();
+  const RunCheckpoint* best = nullptr;
+  for (const RunCheckpoint& c : all) {
+    if (c.eval_loss && (best == nullptr || *c.eval_loss < *best->eval_loss)) best = &c;
+  }
+  for (size_t i = 0; i + static_cast<size_t>(keep) < all.size(); ++i) {
+    std::error_code error;
+    if (&all[i] != best) fs::remove_all(all[i].path, error);
+  }
+}
+
+}  // namespace cyfa

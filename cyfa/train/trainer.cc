@@ -1,0 +1,115 @@
+#include "cyfa/train/trainer.h"
+
+#include <chrono>
+#include <cmath>
+
+namespace cyfa {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+}  // namespace
+
+Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder)
+    : model_(model), recipe_(recipe), train_(std::move(train)), validation_(std::move(validation)), folder_(folder), optimizer_(model, recipe) {
+  recipe.check();
+  for (at::Tensor& p : model_.parameters()) p.requires_grad_();
+}
+
+void Trainer::resume(const RunCheckpoint& checkpoint) {
+  optimizer_.load(TensorFile(checkpoint.path / kOptimizerFile));
+  step_ = checkpoint.step;
+}
+
+double Trainer::one_step(double* norm) {
+  double sum = 0;
+  for (int64_t part = 0; part < recipe_.accumulate; ++part) {
+    const TrainBatch batch = train_(step_ * recipe_.accumulate + part);
+    const Weights w = model_.weights(compute());
+    const at::Tensor loss = model_.loss(w, batch.inputs, batch.targets, batch.cu_seqlens, recipe_.recompute) / static_cast<double>(recipe_.accumulate);
+    loss.backward();
+    sum += loss.item<double>();
+  }
+  *norm = optimizer_.gradient_norm();
+  if (!std::isfinite(sum) || !std::isfinite(*norm)) {
+    std::string last = "there is no checkpoint yet";
+    if (folder_ != nullptr && !folder_->checkpoints().empty()) last = "the last good checkpoint is " + folder_->checkpoints().back().path.string();
+    throw TrainingError("step " + std::to_string(step_ + 1) + ": the loss is " + std::to_string(sum) + " and the gradient's norm " + std::to_string(*norm) +
+                        "; " + last + ". A smaller rate or a longer warm-up may help");
+  }
+  const double factor = recipe_.clip > 0 ? std::min(1.0, recipe_.clip / (*norm + 1e-6)) : 1.0;
+  optimizer_.step(learning_rate(recipe_, step_), factor);
+  return sum;
+}
+
+double Trainer::evaluate() const {
+  const at::NoGradGuard no_grad;
+  const Weights w = model_.weights(compute());
+  double sum = 0;
+  for (int64_t i = 0; i < recipe_.eval_batches; ++i) {
+    const TrainBatch batch = validation_(i);
+    sum += model_.loss(w, batch.inputs, batch.targets, batch.cu_seqlens).item<double>();
+  }
+  return sum / static_cast<double>(recipe_.eval_batches);
+}
+
+void Trainer::save(std::optional<double> eval_loss) {
+  if (folder_ == nullptr) return;
+  folder_->save(model_, optimizer_, step_, eval_loss, recipe_.keep);
+  folder_->draw_curve();
+  if (on_note) on_note("saved step " + std::to_string(step_));
+}
+
+int64_t Trainer::run() {
+  const double tokens = static_cast<double>(recipe_.batch * recipe_.context);
+  const Clock::time_point start = Clock::now();
+  const int64_t first = step_;
+  Clock::time_point since = start;
+  int64_t since_step = step_;
+  bool saved = true;
+  while (step_ < recipe_.steps) {
+    double norm = 0;
+    const double rate = learning_rate(recipe_, step_);
+    const double loss = one_step(&norm);
+    ++step_;
+    saved = false;
+    const bool last = step_ == recipe_.steps;
+    const bool stop = should_stop && should_stop();
+    const bool logs = step_ % recipe_.log_every == 0 || last || stop;
+    const bool evals = validation_ && (last || (recipe_.eval_every > 0 && step_ % recipe_.eval_every == 0));
+    const bool health = recipe_.health_every > 0 ? step_ % recipe_.health_every == 0 : evals;
+    Json row = {{"step", step_}, {"loss", loss}, {"grad_norm", norm}, {"rate", rate}, {"tokens", static_cast<double>(step_) * tokens}};
+    const double passed = seconds_since(since);
+    row["tokens_per_s"] = tokens * static_cast<double>(step_ - since_step) / std::max(passed, 1e-9);
+    row["seconds"] = seconds_since(start);
+    row["seconds_left"] = seconds_since(start) / static_cast<double>(step_ - first) * static_cast<double>(recipe_.steps - step_);
+    std::optional<double> eval_loss;
+    if (evals) {
+      eval_loss = evaluate();
+      row["eval_loss"] = *eval_loss;
+      if (extra_metric) row["score"] = extra_metric(model_);
+    }
+    if (health) {
+      Json figures = Json::object();
+      const at::NoGradGuard no_grad;
+      for (const auto& [name, value] : model_.health(model_.weights(compute()), train_(0).inputs.narrow(0, 0, 1))) figures[name] = value;
+      row["memory"] = figures;
+    }
+    if (on_step) on_step(row);
+    if (logs || evals || health) {
+      if (folder_ != nullptr) folder_->add_metrics(row);
+      since = Clock::now();
+      since_step = step_;
+    }
+    if (last || stop || (recipe_.save_every > 0 && step_ % recipe_.save_every == 0)) {
+      save(eval_loss);
+      saved = true;
+    }
+    if (stop) return step_;
+  }
+  if (!saved) save(std::nullopt);
+  return step_;
+}
+
+}  // namespace cyfa
