@@ -128,16 +128,29 @@ cudaError_t backward_states(const Sm90BackwardParams& p, bool reverse, cudaStrea
 cudaError_t backward_readout(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_passes(const Sm90BackwardParams& p, cudaStream_t stream);
 
-// `kRows` rows of `kPieces` 16-byte pieces from memory to a tile by `kBy` threads; rows from `real` on become zero.
+// `kRows` rows of `kPieces` 16-byte pieces from memory to a tile by `kBy` threads; rows from `real` on become zero. A thread keeps to one
+// piece and, since it goes down by multiples of 8 rows, to one place in the swizzle.
 template <int kRows, int kPieces, int kBy>
 __device__ __forceinline__ void load_tile(uint32_t tile, const bf16* from, int64_t stride, int real) {
-#pragma unroll 4
-  for (int i = 0; i < kRows * kPieces / kBy; ++i) {
-    const int index = i * kBy + static_cast<int>(threadIdx.x % kBy);
-    const int row = index / kPieces;
-    const int piece = index % kPieces;
-    const bool valid = row < real;
-    copy_async_16(tile + piece_offset(kRows, row, piece), from + (valid ? row * stride + piece * 8 : 0), valid);
+  constexpr int kStep = kBy / kPieces;
+  static_assert(kStep % 8 == 0 && kRows % kStep == 0);
+  const int piece = static_cast<int>(threadIdx.x) % kPieces;
+  const int row = static_cast<int>(threadIdx.x) % kBy / kPieces;
+  const bf16* at = from + row * stride + piece * 8;
+  const uint32_t to = tile + piece_offset(kRows, row, piece);
+  if (real >= kRows) {
+#pragma unroll
+    for (int i = 0; i < kRows / kStep; ++i) {
+      copy_async_16(to + i * kStep * kRowBytes, at, true);
+      at += kStep * stride;
+    }
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < kRows / kStep; ++i) {
+      const bool valid = row + i * kStep < real;
+      copy_async_16(to + i * kStep * kRowBytes, valid ? at : from, valid);
+      at += kStep * stride;
+    }
   }
 }
 

@@ -236,14 +236,12 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
   const uint32_t turn8 = token_value(w.turn, valid8, row + 8);
   const float beta0 = valid0 ? p.in.beta[(tile.token + row) * H + h] : 0.0F;
   const float beta8 = valid8 ? p.in.beta[(tile.token + row + 8) * H + h] : 0.0F;
-  float rate_k0 = 0.0F, rate_k8 = 0.0F, rate_q0 = 0.0F, rate_q8 = 0.0F, along_q0 = 0.0F, along_q8 = 0.0F;
+  float rate_k0 = 0.0F, rate_k8 = 0.0F, rate_q0 = 0.0F, rate_q8 = 0.0F;
   if constexpr (kPass == kKeys) {  // asked for now, used at last
     rate_k0 = token_value(w.rate[0], valid0, row);
     rate_k8 = token_value(w.rate[0], valid8, row + 8);
     rate_q0 = token_value(w.rate[1], valid0, row);
     rate_q8 = token_value(w.rate[1], valid8, row + 8);
-    along_q0 = token_value(w.along, valid0, row);
-    along_q8 = token_value(w.along, valid8, row + 8);
   }
   const auto put = [&](float* to, float of_row0, float of_row8) {
     if (q == 0 && valid0) to[scalars + row] = of_row0;
@@ -419,7 +417,8 @@ __device__ __forceinline__ void pass_backward(const Sm90BackwardParams& p, const
     const uint32_t place_of_columns = place + group * (kC * kRowBytes >> 4);
     float read0 = 0.0F;
     float read8 = 0.0F;
-    const NormBackward norm(p.in.q_norm_weight != nullptr, shared.columns, rate_q0, rate_q8, p.in.scale, along_q0, along_q8);
+    const NormBackward norm(p.in.q_norm_weight != nullptr, shared.columns, rate_q0, rate_q8, p.in.scale, token_value(w.along, valid0, row),
+                            token_value(w.along, valid8, row + 8));
 #pragma unroll 1
     for (int column0 = 0; column0 < kD; column0 += 128) {
       const uint32_t place_of_half = place + column0 * (kC * 2 >> 4);
