@@ -12,13 +12,14 @@ PYTHON := $(if $(CYFA_TORCH_DIR),python3,.venv/bin/python)
 SETUP := build/.setup-done
 export JOBS PYTHON
 
-.PHONY: help demo test build bench format lint gpu-test gpu-bench setup clean
+.PHONY: help demo test build bench tokenizer format lint gpu-test gpu-bench setup clean
 
 help:
 	@echo "make demo       set up, build, check this machine, draw a picture, measure: start here"
 	@echo "make test       build, all tests, the sanitizer build of the tests, the CUDA compile check"
 	@echo "make build      the program build/cyfa and the library build/libcyfa_ops.so"
 	@echo "make bench      speed and memory of the operators, beside yardsticks; writes build/bench.json"
+	@echo "make tokenizer  fetch the Mistral tokenizer (32,000 pieces) to build/tokenizer.model"
 	@echo "make gpu-test   the tests that need an NVIDIA GPU (set CYFA_TORCH_DIR to a CUDA build of torch)"
 	@echo "make gpu-bench  the operator's speed on that GPU"
 	@echo "make format     clang-format over the sources"
@@ -46,6 +47,9 @@ test: build
 
 bench: build
 	@scripts/bench.sh
+
+tokenizer: $(SETUP)
+	@scripts/tokenizer.sh
 
 gpu-test:
 	@scripts/gpu.sh test

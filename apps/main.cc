@@ -29,6 +29,7 @@ constexpr const char* kExamples =
     "  cyfa show clock --png clock.png                how writes move through the slots\n"
     "  cyfa models                                    the configs that come with the program\n"
     "  cyfa generate DIR -p \"Once upon a time\"        continue a text with a checkpoint\n"
+    "  cyfa prepare OUT texts/                        files of text to tokens for training\n"
     "  cyfa verify model DIR                          a checkpoint against results stored beside it\n"
     "\n"
     "Exit status: 0 done, 1 a check failed, 2 bad input or an error. `cyfa COMMAND --help` explains a command.";
@@ -88,6 +89,7 @@ int run(int argc, char** argv) {
   cyfa::app::add_models(app, action);
   cyfa::app::add_init(app, action);
   cyfa::app::add_generate(app, action);
+  cyfa::app::add_prepare(app, action);
   if (argc == 1) {
     std::cout << app.help();
     return cyfa::app::kBadInput;

@@ -36,6 +36,8 @@ else
   need libcli11-dev has_header CLI/CLI.hpp
   need nlohmann-json3-dev has_header nlohmann/json.hpp
   need libsentencepiece-dev has_header sentencepiece_processor.h
+  need libzstd-dev has_header zstd.h
+  need libtomlplusplus-dev has_header toml++/toml.h
 fi
 
 if [[ ${#missing[@]} -gt 0 ]]; then

@@ -50,15 +50,16 @@ Batches::Batches(const TokenData& data, const BatchOptions& options) : data_(&da
   want(T >= 1 && T <= int64_t{1} << 32, "T is " + std::to_string(T) + "; wanted 1 to 2^32");
   want(B >= 1 && B <= int64_t{1} << 24, "B is " + std::to_string(B) + "; wanted 1 to 2^24");
   want(options.ranks >= 1 && options.rank >= 0 && options.rank < options.ranks,
-       "rank " + std::to_string(options.rank) + " of " + std::to_string(options.ranks) + "; wanted ranks from 1 on, and a rank from 0 to ranks - 1");
+       "rank " + std::to_string(options.rank) + " of " + std::to_string(options.ranks) +
+           "; wanted ranks from 1 on, and a rank from 0 to ranks - 1");
   const std::string source = data.folder().string();
-  want(data.tokens() > T, "T is " + std::to_string(T) + " and needs " + std::to_string(T + 1) + " tokens, but " + source + " has " + std::to_string(data.tokens()) +
-                              "; take a smaller T or more data");
+  want(data.tokens() > T, "T is " + std::to_string(T) + " and needs " + std::to_string(T + 1) + " tokens, but " + source + " has " +
+                              std::to_string(data.tokens()) + "; take a smaller T or more data");
   windows_ = (data.tokens() - 1) / T;
   const int64_t rows = B * options.ranks;
   per_epoch_ = windows_ / rows;
-  want(per_epoch_ >= 1, "a batch needs " + std::to_string(rows) + " windows of T = " + std::to_string(T) + ", but " + source + " has " + std::to_string(windows_) +
-                            "; take a smaller B or T, or more data");
+  want(per_epoch_ >= 1, "a batch needs " + std::to_string(rows) + " windows of T = " + std::to_string(T) + ", but " + source + " has " +
+                            std::to_string(windows_) + "; take a smaller B or T, or more data");
 }
 
 std::vector<int64_t> Batches::rows(int64_t step) const {

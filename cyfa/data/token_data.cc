@@ -91,7 +91,8 @@ io::MappedFile open_sized(const std::filesystem::path& path, int64_t count, int6
   io::MappedFile file(path);
   const auto size = static_cast<int64_t>(file.bytes().size());
   if (size != count * width) {
-    throw io::FileError(path, "holds " + number(size) + " bytes; the manifest says " + number(count) + " " + what + " of " + number(width) + " bytes");
+    throw io::FileError(
+        path, "holds " + number(size) + " bytes; the manifest says " + number(count) + " " + what + " of " + number(width) + " bytes");
   }
   return file;
 }
@@ -236,8 +237,9 @@ TokenData TokenData::open(const std::filesystem::path& folder) {
   data.folder_ = folder;
   const std::filesystem::path path = folder / "manifest.json";
   if (!std::filesystem::exists(path)) {
-    throw io::FileError(folder, std::filesystem::exists(folder / "progress.json") ? "holds tokens of an unfinished `cyfa prepare`; run it again to finish them"
-                                                                                  : "holds no manifest.json; wanted a folder made by `cyfa prepare`");
+    throw io::FileError(folder, std::filesystem::exists(folder / "progress.json")
+                                    ? "holds tokens of an unfinished `cyfa prepare`; run it again to finish them"
+                                    : "holds no manifest.json; wanted a folder made by `cyfa prepare`");
   }
   const io::MappedFile file(path);
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
@@ -264,7 +266,8 @@ size_t TokenData::shard_of(int64_t position) const {
 
 void TokenData::check_range(int64_t begin, int64_t end) const {
   if (begin < 0 || end < begin || end > tokens()) {
-    throw std::out_of_range(folder_.string() + ": tokens " + number(begin) + " .. " + number(end) + " were asked for; there are " + number(tokens()));
+    throw std::out_of_range(folder_.string() + ": tokens " + number(begin) + " .. " + number(end) + " were asked for; there are " +
+                            number(tokens()));
   }
 }
 
@@ -281,7 +284,8 @@ void TokenData::read(int64_t begin, std::span<int64_t> to) const {
     const int64_t largest = width == 2 ? copy_tokens<uint16_t>(from, part) : copy_tokens<uint32_t>(from, part);
     if (largest >= vocab_size()) {
       const int64_t place = offset + (std::find(part.begin(), part.end(), largest) - part.begin());
-      throw io::FileError(tokens_path(shard), "token " + number(place) + " is " + number(largest) + ", beyond the vocabulary of " + number(vocab_size()));
+      throw io::FileError(tokens_path(shard),
+                          "token " + number(place) + " is " + number(largest) + ", beyond the vocabulary of " + number(vocab_size()));
     }
     begin += static_cast<int64_t>(count);
     to = to.subspan(count);
@@ -308,7 +312,8 @@ std::vector<int64_t> TokenData::document_starts(int64_t begin, int64_t end) cons
     for (int64_t i = low; i < manifest_.shards[shard].documents; ++i) {
       const uint64_t start = start_at(file, i);
       if (start < last || start >= static_cast<uint64_t>(manifest_.shards[shard].tokens)) {
-        throw io::FileError(folder_ / documents_file(shard), "document " + number(i) + " starts at " + std::to_string(start) + ", out of order");
+        throw io::FileError(folder_ / documents_file(shard),
+                            "document " + number(i) + " starts at " + std::to_string(start) + ", out of order");
       }
       if (start >= static_cast<uint64_t>(stop)) break;
       starts.push_back(begins_[shard] + static_cast<int64_t>(start));
@@ -323,7 +328,8 @@ void TokenData::check_starts(size_t shard) const {
   for (int64_t i = 0; i < manifest_.shards[shard].documents; ++i) {
     const uint64_t start = start_at(shards_[shard].documents, i);
     if (start < least || start >= static_cast<uint64_t>(manifest_.shards[shard].tokens)) {
-      throw io::FileError(folder_ / documents_file(shard), "document " + number(i) + " starts at " + std::to_string(start) + ", out of order");
+      throw io::FileError(folder_ / documents_file(shard),
+                          "document " + number(i) + " starts at " + std::to_string(start) + ", out of order");
     }
     least = start + 1;
   }

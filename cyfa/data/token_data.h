@@ -25,8 +25,8 @@ struct DataLosses {
 
 struct ShardEntry {
   int64_t tokens = 0;
-  int64_t documents = 0;            // that start in this shard
-  uint64_t tokens_checksum = 0;     // of the two files, by Checksum
+  int64_t documents = 0;         // that start in this shard
+  uint64_t tokens_checksum = 0;  // of the two files, by Checksum
   uint64_t documents_checksum = 0;
 
   bool operator==(const ShardEntry&) const = default;

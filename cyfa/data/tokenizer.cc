@@ -2,6 +2,10 @@
 
 #include <sentencepiece_processor.h>
 
+#include <cstring>
+
+#include "cyfa/data/utf8.h"
+#include "cyfa/data/word_bpe.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/io/hash.h"
 #include "cyfa/io/mapped_file.h"
@@ -10,7 +14,99 @@ namespace cyfa {
 namespace {
 
 constexpr size_t kMostModelBytes = 256 << 20;
+constexpr size_t kMostAtOnce = 1 << 20;              // bytes; SentencePiece needs a hundred times its text in memory
 constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581, how SentencePiece writes a space
+
+// Whether a text may be cut before the space at `at`: after a word, and with something to follow. After U+2581, which SentencePiece takes
+// for a space, it may not.
+bool may_cut(std::string_view text, size_t at) {
+  return at > 0 && at + 1 < text.size() && text[at - 1] != ' ' && text[at - 1] != kSpace.back();
+}
+
+// What a model says about itself and the library does not tell: read from the file, which is a protocol buffer.
+struct ModelTraits {
+  bool bpe = false;            // trainer_spec.model_type
+  bool suffix = false;         // trainer_spec.treat_whitespace_as_suffix
+  bool rules = false;          // normalizer_spec.precompiled_charsmap: characters are changed before they are looked up
+  bool dummy_prefix = true;    // normalizer_spec.add_dummy_prefix
+  bool one_space = true;       // normalizer_spec.remove_extra_whitespaces
+  bool escapes = true;         // normalizer_spec.escape_whitespaces
+  bool byte_fallback = false;  // trainer_spec.byte_fallback
+  bool odd_pieces = false;     // pieces that the user defined or that are not to be used
+};
+
+// Fields of a message in the wire format. Unknown ones are passed over; the library has checked the file already, so that anything
+// odd just ends the walk.
+class Fields {
+ public:
+  explicit Fields(std::string_view bytes) : bytes_(bytes) {}
+
+  bool next() {
+    uint64_t tag = 0;
+    if (bytes_.empty() || !varint(tag)) return false;
+    number = tag >> 3;
+    value = 0;
+    text = {};
+    switch (tag & 7) {
+      case 0: return varint(value);
+      case 1: return take(8);
+      case 2: {
+        uint64_t length = 0;
+        return varint(length) && take(length);
+      }
+      case 5: return take(4);
+      default: return false;
+    }
+  }
+
+  uint64_t number = 0, value = 0;
+  std::string_view text;
+
+ private:
+  bool varint(uint64_t& to) {
+    to = 0;
+    for (int shift = 0; shift < 64 && !bytes_.empty(); shift += 7) {
+      const auto byte = static_cast<uint8_t>(bytes_.front());
+      bytes_.remove_prefix(1);
+      to |= uint64_t{byte & 0x7FU} << shift;
+      if (byte < 0x80) return true;
+    }
+    return false;
+  }
+  bool take(uint64_t length) {
+    if (length > bytes_.size()) return false;
+    text = bytes_.substr(0, length);
+    bytes_.remove_prefix(length);
+    return true;
+  }
+
+  std::string_view bytes_;
+};
+
+ModelTraits model_traits(std::string_view model) {
+  ModelTraits traits;
+  for (Fields all(model); all.next();) {
+    if (all.number == 1) {
+      for (Fields piece(all.text); piece.next();) {
+        if (piece.number == 3 && (piece.value == 4 || piece.value == 5)) traits.odd_pieces = true;
+      }
+    } else if (all.number == 2) {
+      for (Fields trainer(all.text); trainer.next();) {
+        if (trainer.number == 3) traits.bpe = trainer.value == 2;
+        if (trainer.number == 35) traits.byte_fallback = trainer.value != 0;
+        if (trainer.number == 24) traits.suffix = trainer.value != 0;
+      }
+    } else if (all.number == 3) {
+      for (Fields normalizer(all.text); normalizer.next();) {
+        if (normalizer.number == 2) traits.rules = !normalizer.text.empty();
+        if (normalizer.number == 3) traits.dummy_prefix = normalizer.value != 0;
+        if (normalizer.number == 4) traits.one_space = normalizer.value != 0;
+        if (normalizer.number == 5) traits.escapes = normalizer.value != 0;
+      }
+    }
+  }
+  return traits;
+}
 
 class SentencePieceTokenizer final : public Tokenizer {
  public:
@@ -24,6 +120,10 @@ class SentencePieceTokenizer final : public Tokenizer {
     hash_ = io::hash64(bytes);
     pieces_.reserve(static_cast<size_t>(processor_.GetPieceSize()));
     for (int id = 0; id < processor_.GetPieceSize(); ++id) pieces_.push_back(bytes_of(id));
+    const ModelTraits traits = model_traits({text.data(), text.size()});
+    prefix_ = traits.dummy_prefix && !traits.suffix;
+    by_words_ = traits.bpe && prefix_ && traits.escapes && !traits.rules && !traits.one_space && no_piece_crosses_words();
+    if (by_words_ && traits.byte_fallback && !traits.odd_pieces) make_words();
   }
 
   std::string name() const override { return path_.string(); }
@@ -37,6 +137,18 @@ class SentencePieceTokenizer final : public Tokenizer {
     return {ids.begin(), ids.end()};
   }
 
+  void append(std::string_view text, bool continues, WordCache& cache, std::vector<uint32_t>& ids) const override {
+    while (!text.empty()) {
+      const std::string_view part = text.size() <= kMostAtOnce ? text : text.substr(0, cut_text(text.substr(0, kMostAtOnce)));
+      text.remove_prefix(part.size());
+      append_part(continues && prefix_ && part.size() > 1 && part.front() == ' ' ? part.substr(1) : part, cache, ids);
+      continues = true;
+    }
+  }
+
+  std::optional<int64_t> bos() const override { return mark(processor_.bos_id()); }
+  std::optional<int64_t> eos() const override { return mark(processor_.eos_id()); }
+
   // SentencePiece puts a space before the first word when it encodes; it goes again here.
   std::string decode(std::span<const int64_t> ids) const override {
     std::string text;
@@ -47,6 +159,82 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::string piece(int64_t id) const override { return id >= 0 && id < vocab_size() ? pieces_[static_cast<size_t>(id)] : ""; }
 
  private:
+  static std::optional<int64_t> mark(int id) { return id >= 0 ? std::optional<int64_t>(id) : std::nullopt; }
+
+  // Pairs are merged in the order of their scores, so that words which no piece spans do not touch one another: a text is its words,
+  // each encoded alone. The space before a word is the one that SentencePiece puts there by itself.
+  bool no_piece_crosses_words() const {
+    for (int id = 0; id < processor_.GetPieceSize(); ++id) {
+      const std::string& piece = processor_.IdToPiece(id);
+      size_t word = 0;
+      while (piece.compare(word, kSpace.size(), kSpace) == 0) word += kSpace.size();
+      if (piece.find(kSpace, word) != std::string::npos || piece.find(' ') != std::string::npos) return false;
+    }
+    return processor_.PieceToId(absl::string_view(kSpace.data(), kSpace.size())) != processor_.unk_id();
+  }
+
+  void make_words() {
+    std::vector<WordBpe::Piece> pieces;
+    std::vector<uint32_t> bytes(256, static_cast<uint32_t>(processor_.unk_id()));
+    for (int id = 0; id < processor_.GetPieceSize(); ++id) {
+      if (processor_.IsByte(id)) {
+        bytes[static_cast<uint8_t>(pieces_[static_cast<size_t>(id)].front())] = static_cast<uint32_t>(id);
+      } else if (!processor_.IsControl(id) && !processor_.IsUnknown(id)) {
+        pieces.push_back({processor_.IdToPiece(id), processor_.GetScore(id), static_cast<uint32_t>(id)});
+      }
+    }
+    words_.emplace(std::move(pieces), std::move(bytes));
+  }
+
+  void append_part(std::string_view text, WordCache& cache, std::vector<uint32_t>& ids) const {
+    if (!by_words_) return append_whole(text, ids);
+    size_t begin = 0;
+    while (begin < text.size()) {
+      size_t end = begin + 1;  // a word begins without the space that SentencePiece will put there
+      for (;; ++end) {
+        const void* space = end < text.size() ? std::memchr(text.data() + end, ' ', text.size() - end) : nullptr;
+        end = space == nullptr ? text.size() : static_cast<size_t>(static_cast<const char*>(space) - text.data());
+        if (space == nullptr || may_cut(text, end)) break;
+      }
+      append_word(text.substr(begin, end - begin), cache, ids);
+      begin = end + 1;
+    }
+  }
+
+  void append_word(std::string_view word, WordCache& cache, std::vector<uint32_t>& ids) const {
+    if (word.size() > WordCache::kMostBytes) return append_new(word, ids);
+    auto [entry, found] = cache.place(word);
+    if (!found || entry.count > WordCache::kMostIds) {
+      const size_t before = ids.size();
+      append_new(word, ids);
+      const size_t count = ids.size() - before;
+      entry.count = static_cast<uint32_t>(count);
+      if (count <= WordCache::kMostIds) std::copy(ids.end() - static_cast<std::ptrdiff_t>(count), ids.end(), entry.ids);
+      return;
+    }
+    ids.insert(ids.end(), entry.ids, entry.ids + entry.count);
+  }
+
+  void append_new(std::string_view word, std::vector<uint32_t>& ids) const {
+    char spelled[WordBpe::kMostBytes];
+    size_t size = 0;
+    const auto add = [&](std::string_view part) {
+      if (size + part.size() <= sizeof(spelled)) std::memcpy(spelled + size, part.data(), part.size());
+      size += part.size();
+    };
+    add(kSpace);
+    for (const char& c : word) add(c == ' ' ? kSpace : std::string_view(&c, 1));
+    if (!words_ || size > sizeof(spelled) || !is_utf8(word)) return append_whole(word, ids);
+    words_->append({spelled, size}, ids);
+  }
+
+  void append_whole(std::string_view text, std::vector<uint32_t>& ids) const {
+    std::vector<int> whole;
+    const auto status = processor_.Encode(absl::string_view(text.data(), text.size()), &whole);
+    if (!status.ok()) throw io::FileError(path_, "cannot encode this text: " + std::string(status.message()));
+    ids.insert(ids.end(), whole.begin(), whole.end());
+  }
+
   std::string bytes_of(int id) const {
     if (processor_.IsControl(id)) return "";
     const std::string& piece = processor_.IdToPiece(id);
@@ -68,9 +256,47 @@ class SentencePieceTokenizer final : public Tokenizer {
   sentencepiece::SentencePieceProcessor processor_;
   uint64_t hash_ = 0;
   std::vector<std::string> pieces_;
+  bool prefix_ = false;    // a space is put before every text
+  bool by_words_ = false;  // a text may be encoded word by word
+  std::optional<WordBpe> words_;
 };
 
+constexpr size_t kPlaces = 1 << 17;  // 8 MiB
+
 }  // namespace
+
+WordCache::WordCache() : entries_(kPlaces) {}
+
+WordCache::Place WordCache::place(std::string_view word) {
+  char bytes[24] = {};
+  std::memcpy(bytes, word.data(), word.size());
+  bytes[23] = static_cast<char>(word.size() + 1);  // an unused place is all zeros
+  uint64_t key[3];
+  std::memcpy(key, bytes, sizeof(key));
+  uint64_t hash = (key[0] ^ 0x6A09E667F3BCC909) * 0x9E3779B97F4A7C15;
+  hash = (hash ^ (hash >> 32) ^ key[1]) * 0xBF58476D1CE4E5B9;
+  hash = (hash ^ (hash >> 29) ^ key[2]) * 0x94D049BB133111EB;
+  Entry& entry = entries_[(hash >> 40) % kPlaces];
+  const bool found = std::memcmp(entry.key, key, sizeof(key)) == 0;
+  if (!found) {
+    std::memcpy(entry.key, key, sizeof(key));
+    entry.count = 0;
+  }
+  return {entry, found};
+}
+
+void Tokenizer::append(std::string_view text, bool, WordCache&, std::vector<uint32_t>& ids) const {
+  const std::vector<int64_t> all = encode(text);
+  ids.insert(ids.end(), all.begin(), all.end());
+}
+
+size_t cut_text(std::string_view text) {
+  for (size_t at = text.size(); at-- > 0;) {
+    if (text[at] == ' ' && may_cut(text, at)) return at;
+  }
+  const size_t whole = whole_characters(text);
+  return whole > 0 ? whole : text.size();
+}
 
 uint64_t ByteTokenizer::hash() const { return io::hash64("cyfa byte tokenizer 1"); }
 
@@ -79,6 +305,12 @@ std::vector<int64_t> ByteTokenizer::encode(std::string_view text) const {
   ids.reserve(text.size());
   for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
   return ids;
+}
+
+void ByteTokenizer::append(std::string_view text, bool, WordCache&, std::vector<uint32_t>& ids) const {
+  const size_t before = ids.size();
+  ids.resize(before + text.size());
+  for (size_t i = 0; i < text.size(); ++i) ids[before + i] = static_cast<unsigned char>(text[i]);
 }
 
 std::string ByteTokenizer::decode(std::span<const int64_t> ids) const {
@@ -102,7 +334,8 @@ std::unique_ptr<Tokenizer> checkpoint_tokenizer(const std::filesystem::path& fol
   } else if (std::filesystem::exists(folder / "tokenizer.model")) {
     tokenizer = load_tokenizer((folder / "tokenizer.model").string());
   } else {
-    throw io::FileError(folder, "holds no tokenizer.model, and its config does not say \"tokenizer\": \"bytes\"; name one with --tokenizer");
+    throw io::FileError(folder,
+                        "holds no tokenizer.model, and its config does not say \"tokenizer\": \"bytes\"; name one with --tokenizer");
   }
   check_vocabulary(*tokenizer, config);
   return tokenizer;
@@ -110,7 +343,8 @@ std::unique_ptr<Tokenizer> checkpoint_tokenizer(const std::filesystem::path& fol
 
 void check_vocabulary(const Tokenizer& tokenizer, const ModelConfig& config) {
   if (tokenizer.vocab_size() > config.vocab_size) {
-    throw io::FileError(tokenizer.name(), "has " + std::to_string(tokenizer.vocab_size()) + " tokens, the model " + std::to_string(config.vocab_size));
+    throw io::FileError(tokenizer.name(),
+                        "has " + std::to_string(tokenizer.vocab_size()) + " tokens, the model " + std::to_string(config.vocab_size));
   }
 }
 

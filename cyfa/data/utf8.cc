@@ -1,6 +1,7 @@
 #include "cyfa/data/utf8.h"
 
 #include <cstdint>
+#include <cstring>
 
 namespace cyfa {
 namespace {
@@ -45,6 +46,21 @@ size_t whole_characters(std::string_view bytes) {
     if (s.incomplete && s.length == back) return begin;
   }
   return bytes.size();
+}
+
+bool is_utf8(std::string_view bytes) {
+  while (!bytes.empty()) {
+    uint64_t eight = 0;
+    if (bytes.size() >= 8) std::memcpy(&eight, bytes.data(), 8);
+    if (bytes.size() >= 8 && (eight & 0x8080808080808080) == 0) {
+      bytes.remove_prefix(8);
+      continue;
+    }
+    const Scan s = scan(bytes);
+    if (!s.valid) return false;
+    bytes.remove_prefix(s.length);
+  }
+  return true;
 }
 
 std::string as_utf8(std::string_view bytes) {

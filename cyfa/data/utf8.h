@@ -10,6 +10,8 @@ namespace cyfa {
 // Length of the longest prefix that does not end inside a character which more bytes could complete.
 size_t whole_characters(std::string_view bytes);
 
+bool is_utf8(std::string_view bytes);
+
 // Every maximal run of bytes that is no character becomes U+FFFD.
 std::string as_utf8(std::string_view bytes);
 

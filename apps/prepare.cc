@@ -1,0 +1,153 @@
+// cyfa prepare: from files of text to a folder of tokens.
+#include <unistd.h>
+
+#include <iostream>
+
+#include "apps/commands.h"
+#include "apps/output.h"
+#include "cyfa/data/prepare.h"
+
+namespace cyfa::app {
+namespace {
+
+constexpr int64_t kMostShown = 20;  // damaged places; the rest is counted
+
+struct Options {
+  PrepareOptions prepare;
+  std::string folder;
+  std::string bad = "skip";
+  int64_t bos = -1, eos = -1;
+  bool json = false, quiet = false;
+};
+
+std::string duration(double seconds) {
+  const auto all = static_cast<long long>(seconds + 0.5);
+  if (all >= 3600) return text("%lld h %02lld min", all / 3600, all / 60 % 60);
+  if (all >= 60) return text("%lld min %02lld s", all / 60, all % 60);
+  return text("%lld s", all);
+}
+
+std::string large(int64_t count) {
+  const auto value = static_cast<double>(count);
+  if (value >= 1e9) return text("%.2f billion", value * 1e-9);
+  if (value >= 1e6) return text("%.1f million", value * 1e-6);
+  return std::to_string(count);
+}
+
+// One line on the standard error that is written over; nothing where that is no terminal.
+class ProgressLine {
+ public:
+  explicit ProgressLine(bool quiet) : shown_(!quiet && isatty(STDERR_FILENO) == 1) {}
+
+  void show(const PrepareProgress& p) {
+    if (!shown_) return;
+    const double share = static_cast<double>(p.input_done) / static_cast<double>(std::max<int64_t>(p.input_all, 1));
+    const std::string left = p.seconds_left < 0 ? "" : ", " + duration(p.seconds_left) + " left";
+    std::cerr << "\r\x1b[K"
+              << text("%3.0f%%  %.1f MB/s, %s tokens, %s documents%s", 100 * share,
+                      static_cast<double>(p.text_bytes) * 1e-6 / std::max(p.seconds, 1e-9), large(p.tokens).c_str(),
+                      large(p.documents).c_str(), left.c_str())
+              << std::flush;
+    open_ = true;
+  }
+  void clear() {
+    if (open_) std::cerr << "\r\x1b[K" << std::flush;
+    open_ = false;
+  }
+
+ private:
+  bool shown_, open_ = false;
+};
+
+Json row(const Options& options, const PrepareResult& result) {
+  const TokenManifest& m = result.manifest;
+  return {{"folder", options.folder},
+          {"tokens", m.tokens()},
+          {"documents", m.documents()},
+          {"shards", m.shards.size()},
+          {"resumed_shards", result.resumed_shards},
+          {"input_files", m.input_files},
+          {"input_bytes", m.input_bytes},
+          {"damaged", m.losses.damaged},
+          {"empty", m.losses.empty},
+          {"repaired", m.losses.repaired},
+          {"hash", text("%016llx", static_cast<unsigned long long>(result.hash))},
+          {"text_bytes", result.text_bytes},
+          {"seconds", result.seconds},
+          {"mb_per_second", static_cast<double>(result.text_bytes) * 1e-6 / std::max(result.seconds, 1e-9)}};
+}
+
+void print(const Options& options, const PrepareResult& result) {
+  const TokenManifest& m = result.manifest;
+  std::cout << text("%s: %s tokens, %s documents, %zu shard%s\n", options.folder.c_str(), large(m.tokens()).c_str(),
+                    large(m.documents()).c_str(), m.shards.size(), m.shards.size() == 1 ? "" : "s");
+  const DataLosses& l = m.losses;
+  if (l != DataLosses{}) {
+    std::cout << text("left out: %lld damaged, %lld empty; repaired: %lld with bytes that are no UTF-8\n",
+                      static_cast<long long>(l.damaged), static_cast<long long>(l.empty), static_cast<long long>(l.repaired));
+  }
+  std::cout << text("%.1f MB of text in %s, %.1f MB/s", static_cast<double>(result.text_bytes) * 1e-6, duration(result.seconds).c_str(),
+                    static_cast<double>(result.text_bytes) * 1e-6 / std::max(result.seconds, 1e-9));
+  if (result.resumed_shards > 0)
+    std::cout << text("; %lld shards were there from an earlier run", static_cast<long long>(result.resumed_shards));
+  std::cout << '\n';
+}
+
+int run_prepare(Options& options) {
+  options.prepare.folder = options.folder;
+  options.prepare.stop_at_damage = options.bad == "stop";
+  if (options.bos >= 0) options.prepare.bos = options.bos;
+  if (options.eos >= 0) options.prepare.eos = options.eos;
+  ProgressLine line(options.quiet);
+  int64_t damaged = 0;
+  Prepare prepare(options.prepare);
+  prepare.on_progress = [&](const PrepareProgress& progress) { line.show(progress); };
+  prepare.on_damage = [&](const std::string& place) {
+    if (options.quiet || ++damaged > kMostShown) return;
+    line.clear();
+    std::cerr << "cyfa: left out: " << place << '\n';
+    if (damaged == kMostShown) std::cerr << "cyfa: further damage is counted, not shown\n";
+  };
+  PrepareResult result;
+  try {
+    result = prepare.run();
+  } catch (...) {
+    line.clear();
+    throw;
+  }
+  line.clear();
+  if (options.json) {
+    write_rows("-", Json::array({row(options, result)}));
+  } else {
+    print(options, result);
+  }
+  return kDone;
+}
+
+}  // namespace
+
+void add_prepare(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("prepare", "Turn files of text into a folder of tokens to train on.");
+  auto options = std::make_shared<Options>();
+  PrepareOptions& p = options->prepare;
+  command->add_option("folder", options->folder, "Folder to make; one whose run was interrupted is finished")->required()->type_name("OUT");
+  command->add_option("inputs", p.inputs, "Files .txt, .jsonl, .txt.zst or .jsonl.zst, or folders of them")->required()->type_name("INPUT");
+  command->add_option("--tokenizer", p.tokenizer, "bytes, or a SentencePiece model")->capture_default_str()->type_name("FILE");
+  command->add_option("--text-field", p.text_field, "Key of the text in a line of .jsonl")->capture_default_str()->type_name("KEY");
+  command->add_flag("--begin,!--no-begin", p.begin, "Put a mark before every document (the default), or none");
+  command->add_flag("--end,!--no-end", p.end, "Put a mark after every document, or none (the default)");
+  command->add_option("--bos-id", options->bos, "The mark before a document; absent: the tokenizer's own")->check(CLI::NonNegativeNumber);
+  command->add_option("--eos-id", options->eos, "The mark after a document; absent: the tokenizer's own")->check(CLI::NonNegativeNumber);
+  command->add_option("--shard-tokens", p.shard_tokens, "Tokens of a shard; a run is resumed at the last whole one")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--bad", options->bad, "A damaged line or file: leave it out, or stop")
+      ->check(CLI::IsMember({"skip", "stop"}))
+      ->capture_default_str();
+  command->add_option("--threads", p.threads, "0: one per core")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_flag("-q,--quiet", options->quiet, "No progress and no damaged places on the standard error");
+  command->add_flag("--json", options->json, "Print the summary as a JSON array of one row");
+  command->callback([&action, options] { action = [options] { return run_prepare(*options); }; });
+}
+
+}  // namespace cyfa::app

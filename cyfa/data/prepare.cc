@@ -1,0 +1,521 @@
+#include "cyfa/data/prepare.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <thread>
+
+#include "cyfa/data/json_text.h"
+#include "cyfa/data/text_source.h"
+#include "cyfa/data/tokenizer.h"
+#include "cyfa/data/utf8.h"
+#include "cyfa/io/atomic_file.h"
+#include "cyfa/io/file_error.h"
+#include "cyfa/io/hash.h"
+
+namespace cyfa {
+namespace {
+
+using nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kWriteStep = 1 << 20;
+constexpr const char* kProgressFile = "progress.json";
+constexpr auto kReportStep = std::chrono::milliseconds(200);
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+void write_whole(const std::filesystem::path& path, std::span<const std::byte> bytes) {
+  io::AtomicFile file(path);
+  file.write(bytes);
+  file.commit();
+}
+void write_whole(const std::filesystem::path& path, std::string_view text) { write_whole(path, std::as_bytes(std::span(text))); }
+
+// A block of text on its way through the threads.
+struct Job {
+  int64_t number = 0;
+  TextBlock block;
+  std::vector<uint32_t> ids;    // of all pieces
+  std::vector<size_t> id_ends;  // of each piece
+  std::vector<char> repaired;   // whether its text was
+  int64_t text_bytes = 0;
+  std::exception_ptr error;  // of the thread that had it last
+};
+
+// Reads and tokenizes ahead of the writer, by a bounded number of blocks.
+class Pipeline {
+ public:
+  Pipeline(TextReader& reader, const Tokenizer& tokenizer, std::string field, int threads)
+      : reader_(reader), tokenizer_(tokenizer), field_(std::move(field)), ahead_(2 * threads + 2) {
+    threads_.emplace_back([this] { read_all(); });
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { tokenize_all(); });
+  }
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
+  ~Pipeline() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopped_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // The next block in the order of the input; none at the end. Throws what the threads threw, at the place where it happened.
+  std::unique_ptr<Job> next() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return done_.contains(taken_) || (all_read_ && taken_ == read_); });
+    const auto found = done_.find(taken_);
+    if (found == done_.end()) return nullptr;
+    std::unique_ptr<Job> job = std::move(found->second);
+    done_.erase(found);
+    ++taken_;
+    lock.unlock();
+    changed_.notify_all();
+    if (job->error) std::rethrow_exception(job->error);
+    return job;
+  }
+
+ private:
+  void read_all() {
+    for (bool more = true; more;) {
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return stopped_ || read_ - taken_ < ahead_; });
+        if (stopped_) return;
+      }
+      auto job = std::make_unique<Job>();
+      try {
+        more = reader_.next(job->block);
+      } catch (...) {
+        job->error = std::current_exception();
+      }
+      {
+        const std::lock_guard lock(mutex_);
+        if (more) {
+          job->number = read_++;
+          if (job->error) {
+            more = false;
+            done_[job->number] = std::move(job);
+          } else {
+            todo_.push_back(std::move(job));
+          }
+        }
+        all_read_ = !more;
+      }
+      changed_.notify_all();
+    }
+  }
+
+  void tokenize_all() {
+    WordCache cache;
+    std::string buffer;
+    for (;;) {
+      std::unique_ptr<Job> job;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return stopped_ || !todo_.empty() || all_read_; });
+        if (stopped_ || todo_.empty()) return;
+        job = std::move(todo_.front());
+        todo_.pop_front();
+      }
+      try {
+        for (TextPiece& piece : job->block.pieces) tokenize(piece, *job, cache, buffer);
+      } catch (...) {
+        job->error = std::current_exception();
+      }
+      {
+        const std::lock_guard lock(mutex_);
+        done_[job->number] = std::move(job);
+      }
+      changed_.notify_all();
+    }
+  }
+
+  void tokenize(TextPiece& piece, Job& job, WordCache& cache, std::string& buffer) const {
+    bool repaired = false;
+    if (piece.damage.empty()) {
+      std::string_view text = std::string_view(job.block.bytes).substr(piece.begin, piece.length);
+      if (piece.line) {
+        const JsonText found = json_text(text, field_, buffer);
+        piece.damage = found.problem;
+        text = found.text;
+        repaired = found.replaced;
+      }
+      std::string valid;
+      if (!is_utf8(text)) {
+        valid = as_utf8(text);
+        text = valid;
+        repaired = true;
+      }
+      tokenizer_.append(text, !piece.starts, cache, job.ids);
+      job.text_bytes += static_cast<int64_t>(text.size());
+    }
+    job.id_ends.push_back(job.ids.size());
+    job.repaired.push_back(repaired ? 1 : 0);
+  }
+
+  TextReader& reader_;
+  const Tokenizer& tokenizer_;
+  const std::string field_;
+  const int64_t ahead_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::unique_ptr<Job>> todo_;
+  std::map<int64_t, std::unique_ptr<Job>> done_;
+  int64_t read_ = 0, taken_ = 0;
+  bool all_read_ = false, stopped_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// One file of a shard as it grows.
+class ShardFile {
+ public:
+  explicit ShardFile(const std::filesystem::path& path) : file_(path) {}
+
+  template <class Number>
+  void add(Number number) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(&number);
+    buffer_.insert(buffer_.end(), bytes, bytes + sizeof(number));
+    if (buffer_.size() >= kWriteStep) flush();
+  }
+  uint64_t commit() {
+    flush();
+    file_.commit();
+    return sum_.value();
+  }
+
+ private:
+  void flush() {
+    file_.write(buffer_);
+    sum_.add(buffer_);
+    buffer_.clear();
+  }
+
+  io::AtomicFile file_;
+  Checksum sum_;
+  std::vector<std::byte> buffer_;
+};
+
+// The state of a run between two pieces.
+struct Progress {
+  std::string settings;  // what must not change, as JSON
+  TokenManifest manifest;
+  TextPosition next;
+  bool open = false;      // the document that goes on has tokens already
+  bool repaired = false;  // and has been counted as repaired
+
+  std::string json() const {
+    const ordered_json all = {{"settings", ordered_json::parse(settings)},
+                              {"next", {{"file", next.file}, {"offset", next.offset}, {"line", next.line}, {"inside", next.inside}}},
+                              {"open", open},
+                              {"repaired", repaired},
+                              {"manifest", ordered_json::parse(manifest.json())}};
+    return all.dump(1) + "\n";
+  }
+
+  static Progress read(const std::filesystem::path& path) {
+    const io::MappedFile file(path);
+    Progress progress;
+    try {
+      const ordered_json all =
+          ordered_json::parse(std::string_view(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()));
+      progress.settings = all.at("settings").dump();
+      const ordered_json& next = all.at("next");
+      progress.next = {next.at("file"), next.at("offset"), next.at("line"), next.at("inside")};
+      if (progress.next.file < 0 || progress.next.offset < 0 || progress.next.line < 0)
+        throw io::FileError(path, "has a negative position");
+      progress.open = all.at("open");
+      progress.repaired = all.at("repaired");
+      progress.manifest = TokenManifest::parse(all.at("manifest").dump(), path);
+    } catch (const ordered_json::exception& e) {
+      throw io::FileError(path, std::string("is damaged (") + e.what() + "); remove the folder and begin again");
+    }
+    return progress;
+  }
+};
+
+class Writer {
+ public:
+  Writer(const PrepareOptions& options, Progress progress) : options_(options), at_(std::move(progress)) {}
+
+  const Progress& progress() const { return at_; }
+  int64_t tokens() const { return tokens_before_ + shard_.tokens; }
+  int64_t documents() const { return documents_before_ + shard_.documents; }
+  void count_before() {
+    tokens_before_ = at_.manifest.tokens();
+    documents_before_ = at_.manifest.documents();
+  }
+
+  // Adds a piece; ids are its own. Returns whether it was damaged.
+  bool add(const TextPiece& piece, std::span<const uint32_t> ids, bool repaired) {
+    const bool damaged = !piece.damage.empty();
+    if (piece.starts) at_.open = at_.repaired = false;
+    if (damaged) ++at_.manifest.losses.damaged;
+    if (repaired && !damaged && !at_.repaired) {
+      ++at_.manifest.losses.repaired;
+      at_.repaired = true;
+    }
+    if (!ids.empty()) {
+      if (!at_.open) start_document();
+      for (const uint32_t id : ids) add_token(id);
+    }
+    if (piece.ends) {
+      if (at_.open && at_.manifest.end_mark) add_token(static_cast<uint32_t>(*at_.manifest.end_mark));
+      if (!at_.open && !damaged) ++at_.manifest.losses.empty;
+      at_.open = false;
+    }
+    at_.next = piece.next;
+    if (shard_.tokens >= options_.shard_tokens) close_shard();
+    return damaged;
+  }
+
+  void close_shard() {
+    if (shard_.tokens == 0) return;
+    shard_.tokens_checksum = tokens_->commit();
+    shard_.documents_checksum = documents_->commit();
+    tokens_.reset();
+    documents_.reset();
+    at_.manifest.shards.push_back(shard_);
+    shard_ = {};
+    count_before();
+    save();
+  }
+
+  void save() const { write_whole(options_.folder / kProgressFile, at_.json()); }
+
+ private:
+  void open_shard() {
+    const size_t number = at_.manifest.shards.size();
+    tokens_.emplace(options_.folder / tokens_file(number));
+    documents_.emplace(options_.folder / documents_file(number));
+  }
+  void add_token(uint32_t id) {
+    if (!tokens_) open_shard();
+    if (at_.manifest.token_bytes() == 2) {
+      tokens_->add(static_cast<uint16_t>(id));
+    } else {
+      tokens_->add(id);
+    }
+    ++shard_.tokens;
+  }
+  void start_document() {
+    if (!tokens_) open_shard();
+    documents_->add(static_cast<uint64_t>(shard_.tokens));
+    ++shard_.documents;
+    at_.open = true;
+    if (at_.manifest.begin_mark) add_token(static_cast<uint32_t>(*at_.manifest.begin_mark));
+  }
+
+  const PrepareOptions& options_;
+  Progress at_;
+  ShardEntry shard_;
+  std::optional<ShardFile> tokens_, documents_;
+  int64_t tokens_before_ = 0, documents_before_ = 0;
+};
+
+// Holds the folder for this process: two runs would write over one another.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::filesystem::path& folder) : fd_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    if (fd_ < 0) throw io::system_error(folder, "open", errno);
+    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      ::close(fd_);
+      throw io::FileError(folder, "another `cyfa prepare` is writing here");
+    }
+  }
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+  ~FolderLock() { ::close(fd_); }
+
+ private:
+  int fd_;
+};
+
+std::optional<int64_t> mark(bool wanted, const std::optional<int64_t>& given, const std::optional<int64_t>& own, const Tokenizer& tokenizer,
+                            const char* what) {
+  if (!wanted) return std::nullopt;
+  const std::optional<int64_t> id = given ? given : own;
+  if (!id)
+    throw std::invalid_argument("the tokenizer " + tokenizer.name() + " has no mark that " + what +
+                                "s a text; name its token, or ask for none");
+  if (*id < 0 || *id >= tokenizer.vocab_size()) {
+    throw std::invalid_argument("the mark that " + std::string(what) + "s a text is " + std::to_string(*id) + "; the tokenizer " +
+                                tokenizer.name() + " has " + std::to_string(tokenizer.vocab_size()) + " tokens");
+  }
+  return id;
+}
+
+uint64_t inputs_hash(const std::vector<InputFile>& inputs) {
+  std::string all;
+  for (const InputFile& input : inputs)
+    all += input.path.string() + '\0' + std::to_string(input.bytes) + '\0' + std::to_string(input.modified) + '\0';
+  return io::hash64(all);
+}
+
+// Throws if the folder's run had other settings.
+void compare_settings(const std::filesystem::path& path, const std::string& then, const std::string& now) {
+  const ordered_json was = ordered_json::parse(then), is = ordered_json::parse(now);
+  for (const auto& [key, value] : is.items()) {
+    const ordered_json old = was.value(key, ordered_json());
+    if (old == value) continue;
+    const std::string change =
+        key == "inputs" ? "the inputs have changed (names, sizes or times)" : key + " was " + old.dump() + " and is now " + value.dump();
+    throw io::FileError(path, "the run that began here cannot be finished: " + change + "; take another folder, or remove this one");
+  }
+}
+
+void check_shards(const std::filesystem::path& folder, const TokenManifest& manifest) {
+  const auto check = [](const std::filesystem::path& path, int64_t bytes) {
+    std::error_code error;
+    const auto size = std::filesystem::file_size(path, error);
+    if (error || static_cast<int64_t>(size) != bytes) {
+      throw io::FileError(path, "is missing or has changed since it was written; remove the folder and begin again");
+    }
+  };
+  for (size_t i = 0; i < manifest.shards.size(); ++i) {
+    check(folder / tokens_file(i), manifest.shards[i].tokens * manifest.token_bytes());
+    check(folder / documents_file(i), manifest.shards[i].documents * 8);
+  }
+}
+
+// Makes the folder ready: new, or as the last whole shard left it.
+void open_folder(const PrepareOptions& options, Progress& progress) {
+  const std::filesystem::path& folder = options.folder;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(".cyfa-") && name.ends_with(".tmp")) std::filesystem::remove(entry.path());
+  }
+  const std::filesystem::path path = folder / kProgressFile;
+  if (std::filesystem::exists(path)) {
+    Progress found = Progress::read(path);
+    compare_settings(path, found.settings, progress.settings);
+    check_shards(folder, found.manifest);
+    progress = std::move(found);
+    return;
+  }
+  if (std::filesystem::exists(folder / "manifest.json"))
+    throw io::FileError(folder, "holds finished tokens already; take another folder, or remove this one");
+  if (!std::filesystem::is_empty(folder)) throw io::FileError(folder, "holds other files; wanted a new or empty folder");
+  write_whole(path, progress.json());
+}
+
+// A folder that no tokens came to goes again.
+void remove_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  for (const char* name : {kProgressFile, "tokenizer.model"}) std::filesystem::remove(folder / name, error);
+  std::filesystem::remove(folder, error);
+}
+
+std::string damage_text(const InputFile& input, const TextPiece& piece) {
+  std::string place = input.path.string() + ": ";
+  if (input.lines) place += "line " + std::to_string(piece.at.line + 1) + ", ";
+  return place + "byte " + std::to_string(piece.at.offset) + (input.compressed ? " of the text: " : ": ") + piece.damage;
+}
+
+}  // namespace
+
+PrepareResult Prepare::run() {
+  const Clock::time_point start = Clock::now();
+  if (options_.shard_tokens < 1)
+    throw std::invalid_argument("a shard of " + std::to_string(options_.shard_tokens) + " tokens; wanted at least one");
+  const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(options_.tokenizer);
+  const std::vector<InputFile> inputs = find_inputs(options_.inputs);
+  if (inputs.empty()) throw std::invalid_argument("no inputs were named");
+
+  Progress progress;
+  TokenManifest& manifest = progress.manifest;
+  manifest.tokenizer = options_.tokenizer == "bytes" ? "bytes" : "tokenizer.model";
+  manifest.tokenizer_hash = tokenizer->hash();
+  manifest.vocab_size = tokenizer->vocab_size();
+  manifest.begin_mark = mark(options_.begin, options_.bos, tokenizer->bos(), *tokenizer, "begin");
+  manifest.end_mark = mark(options_.end, options_.eos, tokenizer->eos(), *tokenizer, "end");
+  manifest.input_files = static_cast<int64_t>(inputs.size());
+  for (const InputFile& input : inputs) manifest.input_bytes += input.bytes;
+  const auto id = [](const std::optional<int64_t>& mark) { return mark ? ordered_json(*mark) : ordered_json(nullptr); };
+  progress.settings = ordered_json({{"tokenizer_hash", manifest.tokenizer_hash},
+                                    {"shard_tokens", options_.shard_tokens},
+                                    {"begin", id(manifest.begin_mark)},
+                                    {"end", id(manifest.end_mark)},
+                                    {"text_field", options_.text_field},
+                                    {"inputs", inputs_hash(inputs)}})
+                          .dump(-1, ' ', true, ordered_json::error_handler_t::replace);
+
+  std::error_code error;
+  std::filesystem::create_directories(options_.folder, error);
+  if (error) throw io::FileError(options_.folder, "cannot be made: " + error.message());
+  const FolderLock lock(options_.folder);
+  open_folder(options_, progress);
+  if (manifest.tokenizer != "bytes") write_whole(options_.folder / "tokenizer.model", io::MappedFile(options_.tokenizer).bytes());
+
+  PrepareResult result;
+  result.resumed_shards = static_cast<int64_t>(manifest.shards.size());
+  PrepareProgress report;
+  report.input_all = manifest.input_bytes;
+  const TextPosition from = progress.next;
+  Writer writer(options_, std::move(progress));
+  writer.count_before();
+  {
+    TextReader reader(inputs, from);
+    int threads = options_.threads > 0 ? options_.threads : static_cast<int>(std::thread::hardware_concurrency());
+    threads = std::clamp(threads, 1, 256);
+    Pipeline pipeline(reader, *tokenizer, options_.text_field, threads);
+    Clock::time_point reported = start;
+    int64_t first_input = -1;
+    while (const std::unique_ptr<Job> job = pipeline.next()) {
+      size_t begin = 0;
+      for (size_t i = 0; i < job->block.pieces.size(); ++i) {
+        const TextPiece& piece = job->block.pieces[i];
+        const size_t end = job->id_ends[i];
+        if (!piece.damage.empty()) {
+          const InputFile& input = inputs[static_cast<size_t>(piece.at.file)];
+          const std::string text = damage_text(input, piece);
+          if (options_.stop_at_damage) throw std::invalid_argument(text);
+          if (on_damage) on_damage(text);
+        }
+        writer.add(piece, std::span(job->ids).subspan(begin, end - begin), job->repaired[i] != 0);
+        begin = end;
+      }
+      result.text_bytes += job->text_bytes;
+      report.input_done = job->block.consumed;
+      if (first_input < 0) first_input = report.input_done;
+      if (on_progress && Clock::now() - reported >= kReportStep) {
+        reported = Clock::now();
+        report.text_bytes = result.text_bytes;
+        report.tokens = writer.tokens();
+        report.documents = writer.documents();
+        report.seconds = seconds_since(start);
+        const auto done = static_cast<double>(report.input_done - first_input);
+        report.seconds_left = done > 0 ? report.seconds / done * static_cast<double>(report.input_all - report.input_done) : -1;
+        on_progress(report);
+      }
+    }
+  }
+  writer.close_shard();
+  result.manifest = writer.progress().manifest;
+  if (result.manifest.tokens() == 0) {
+    remove_folder(options_.folder);
+    const DataLosses& losses = result.manifest.losses;
+    throw std::invalid_argument("the inputs hold no text: " + std::to_string(inputs.size()) + " files, " + std::to_string(losses.empty) +
+                                " empty documents, " + std::to_string(losses.damaged) + " damaged ones");
+  }
+  const std::string json = result.manifest.json();
+  write_whole(options_.folder / "manifest.json", json);
+  std::filesystem::remove(options_.folder / kProgressFile, error);
+  result.hash = io::hash64(json);
+  result.seconds = seconds_since(start);
+  return result;
+}
+
+}  // namespace cyfa
