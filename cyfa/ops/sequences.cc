@@ -23,9 +23,8 @@ SegmentSize segment_size(const char* op, int64_t chunk, int64_t segment_chunks, 
   SegmentSize size;
   if (chunk > 0) size.chunk = chunk;
   if (segment_chunks > 0) size.chunks = segment_chunks;
-  // A CPU wants a working set that fits its cache; a GPU wants all the work there is.
-  const int64_t heads_at_once = device.is_cpu() ? 1 : 1024;
-  size.lanes = std::max<int64_t>(1, heads_at_once / heads);
+  // A CPU wants a working set that fits its cache: lanes by their length. A GPU wants all the work there is.
+  size.lanes = device.is_cpu() ? 0 : std::max<int64_t>(1, 1024 / heads);
   return size;
 }
 
@@ -45,8 +44,17 @@ std::vector<Segment> plan_segments(const std::vector<int64_t>& offsets, const Se
   const int64_t stride = size.chunk * size.chunks;
   int64_t saved = 0;
   std::vector<Segment> plan;
-  for (int64_t first = 0; first < N; first += size.lanes) {
-    const int64_t last = std::min(N, first + size.lanes);
+  // For lanes of 0: short sequences of one length, as many as fill a segment. Of one length, so that a sequence is cut in the same way, and
+  // gives the same bits, whatever its company.
+  const auto lanes_from = [&](int64_t first) {
+    if (size.lanes > 0) return std::min(size.lanes, N - first);
+    const int64_t most = std::max<int64_t>(1, stride / std::max<int64_t>(1, length(order[first])));
+    int64_t count = 1;
+    while (count < most && first + count < N && length(order[first + count]) == length(order[first])) ++count;
+    return count;
+  };
+  for (int64_t first = 0, last = 0; first < N; first = last) {
+    last = first + lanes_from(first);
     const int64_t longest = length(order[first]);
     for (int64_t begin = 0; begin < longest; begin += stride) {
       Segment s;

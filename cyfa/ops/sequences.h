@@ -27,7 +27,7 @@ struct Segment {
 struct SegmentSize {
   int64_t chunk = 64;  // C, tokens
   int64_t chunks = 8;  // chunks of a segment; the states at its start are what forward saves for backward
-  int64_t lanes = 1;   // sequences side by side
+  int64_t lanes = 1;   // sequences side by side; 0: by their length
 };
 
 // What a call asks for, 0 meaning the measured default. Throws ArgumentError for what cannot be.
