@@ -46,15 +46,19 @@ class Lines final : public sentencepiece::SentenceIterator {
 // A small SentencePiece model with bytes to fall back on, trained here.
 class SentencePiece : public testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { tokenizer_ = train("tokenizer.model", ""); }
+
+  std::unique_ptr<Tokenizer> train(const std::string& name, const std::string& options) const {
     Lines lines;
     std::string model;
-    const auto status = sentencepiece::SentencePieceTrainer::Train(
-        "--vocab_size=330 --model_type=bpe --byte_fallback=true --minloglevel=2 --hard_vocab_limit=false --normalization_rule_name=identity", &lines,
-        &model);
-    ASSERT_TRUE(status.ok()) << status.ToString();
-    std::ofstream(folder_ / "tokenizer.model", std::ios::binary) << model;
-    tokenizer_ = load_tokenizer((folder_ / "tokenizer.model").string());
+    const auto status =
+        sentencepiece::SentencePieceTrainer::Train(std::string("--vocab_size=330 --model_type=bpe --byte_fallback=true --minloglevel=2 "
+                                                               "--hard_vocab_limit=false --normalization_rule_name=identity") +
+                                                       options,
+                                                   &lines, &model);
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    std::ofstream(folder_ / name, std::ios::binary) << model;
+    return load_tokenizer((folder_ / name).string());
   }
   Folder folder_;
   std::unique_ptr<Tokenizer> tokenizer_;
@@ -80,6 +84,74 @@ TEST_F(SentencePiece, InvalidTextIsTaken) {
     const std::string text = tokenizer_->decode(ids);
     EXPECT_EQ(as_utf8(text), text);
   }
+}
+
+// Word by word and in parts, what SentencePiece gives for the whole. The second model is like those of LLaMA and Mistral, the third has
+// no bytes to fall back on, the fourth no space before the first word, the fifth pieces that span words, the sixth symbols of the user.
+TEST_F(SentencePiece, LongTextsWordByWord) {
+  const std::vector<std::string> parts = {"the",
+                                          "quick",
+                                          " ",
+                                          "  ",
+                                          "   ",
+                                          "\n",
+                                          "\t",
+                                          "brown fox",
+                                          "x",
+                                          "é",
+                                          "東京",
+                                          "🙂",
+                                          ".",
+                                          "12",
+                                          "\u2581",
+                                          "\u2581 ",
+                                          " \u2581\u2581",
+                                          "\xFF",
+                                          "\xE2\x82",
+                                          "<s>",
+                                          "<0x41>",
+                                          std::string(1, '\0'),
+                                          "number",
+                                          "azyx",
+                                          "dogs",
+                                          "e",
+                                          "th",
+                                          "fox_jumps",
+                                          "jumps over",
+                                          "unbelievablylongwordthatnocachewouldtakeandnotablebeholdsitisevenlongerthanthelongestwordofall"};
+  const std::string as_is = " --remove_extra_whitespaces=false";
+  for (const std::string& options : {std::string(), as_is, as_is + " --byte_fallback=false", as_is + " --add_dummy_prefix=false",
+                                     as_is + " --split_by_whitespace=false --vocab_size=500",
+                                     as_is + " --user_defined_symbols=fox_jumps,dogs", std::string(" --model_type=unigram")}) {
+    const std::unique_ptr<Tokenizer> tokenizer = train("other.model", options);
+    std::mt19937 random(6);
+    WordCache cache;
+    const auto check = [&](const std::string& text) {
+      const std::vector<int64_t> wanted = tokenizer->encode(text);
+      std::vector<uint32_t> ids;
+      tokenizer->append(text, false, cache, ids);
+      EXPECT_EQ(std::vector<int64_t>(ids.begin(), ids.end()), wanted) << testing::PrintToString(text) << options;
+      const size_t cut = text.size() < 3 ? 0 : cut_text(text);
+      if (options != as_is || cut == 0 || cut == text.size() || text[cut] != ' ' || text[cut - 1] == ' ') return;
+      ids.clear();
+      tokenizer->append(std::string_view(text).substr(0, cut), false, cache, ids);
+      tokenizer->append(std::string_view(text).substr(cut), true, cache, ids);
+      EXPECT_EQ(std::vector<int64_t>(ids.begin(), ids.end()), wanted) << testing::PrintToString(text) << " cut at " << cut;
+    };
+    for (int i = 0; i < 1500; ++i) {
+      std::string text;
+      for (unsigned count = random() % 30; count > 0; --count) text += parts[random() % parts.size()];
+      check(text);
+    }
+    for (int i = 0; i < 200; ++i) check(random_bytes(random, 60));
+    if (options != as_is) continue;
+    std::string words;
+    while (words.size() < 3 << 20)
+      words += "the quick brown fox jumps over " + std::to_string(words.size()) + (words.size() % 5 == 0 ? ".\n" : " ");
+    check(words);
+  }
+  EXPECT_EQ(tokenizer_->bos(), 1);
+  EXPECT_EQ(tokenizer_->eos(), 2);
 }
 
 TEST_F(SentencePiece, OfACheckpoint) {
@@ -108,10 +180,20 @@ TEST(Utf8, WholeCharacters) {
   EXPECT_EQ(whole_characters("ab\xE2\x82"), 2U);
   EXPECT_EQ(whole_characters("ab\xE2\x82\xAC"), 5U);
   EXPECT_EQ(whole_characters("\xF0\x9F\x99"), 0U);
-  EXPECT_EQ(whole_characters("\xFF"), 1U);       // never a character
-  EXPECT_EQ(whole_characters("a\x80"), 2U);      // likewise
-  EXPECT_EQ(whole_characters("\xED\xA0"), 2U);   // half of a surrogate
+  EXPECT_EQ(whole_characters("\xFF"), 1U);      // never a character
+  EXPECT_EQ(whole_characters("a\x80"), 2U);     // likewise
+  EXPECT_EQ(whole_characters("\xED\xA0"), 2U);  // half of a surrogate
   EXPECT_EQ(whole_characters("\xC3"), 0U);
+}
+
+TEST(Utf8, Valid) {
+  std::mt19937 random(7);
+  for (int i = 0; i < 5000; ++i) {
+    std::string bytes = random_bytes(random, 6);
+    if (i % 2 == 0) bytes = "0123456789" + bytes + "0123456789";
+    EXPECT_EQ(is_utf8(bytes), as_utf8(bytes) == bytes);
+  }
+  EXPECT_TRUE(is_utf8("Grüße 🙂, 東京"));
 }
 
 TEST(Utf8, WhatIsNoTextIsReplaced) {
