@@ -21,6 +21,8 @@ void add_models(CLI::App& app, Action& action);
 void add_init(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_prepare(CLI::App& app, Action& action);
+void add_train(CLI::App& app, Action& action);
+void add_demo(CLI::App& app, Action& action);
 
 void add_verify_op(CLI::App& verify, Action& action);
 void add_verify_model(CLI::App& verify, Action& action);

@@ -5,7 +5,9 @@
 #include <iostream>
 
 #include "apps/commands.h"
+#include "apps/interrupt.h"
 #include "apps/output.h"
+#include "cyfa/io/heatmap.h"
 #include "cyfa/train/recall.h"
 
 namespace cyfa::app {
@@ -19,6 +21,50 @@ struct Options {
 };
 
 constexpr double kEnough = 0.99;
+
+// One sequence token by token: what the clock of each head does, and what the slots of one of them hold.
+std::vector<io::Heatmap> pictures(const CausalLM& model, const RecallTask& task) {
+  const at::NoGradGuard no_grad;
+  const Weights w = model.step_weights();
+  const at::Tensor ids = task.at(0).inputs.narrow(0, 0, 1);
+  const auto layers = static_cast<size_t>(model.config().backbone.layers);
+  ModelState state = model.initial_state(1);
+  std::vector<std::vector<at::Tensor>> clocks(layers), energies(layers);
+  for (int64_t t = 0; t < ids.size(1); ++t) {
+    model.step(w, ids.select(1, t), state);
+    for (size_t layer = 0; layer < layers; ++layer) {
+      const std::optional<MemoryView> view = model.view(state, layer);
+      clocks[layer].push_back(view->clock[0].clone());
+      energies[layer].push_back(view->energy[0].clone());
+    }
+  }
+  std::vector<at::Tensor> rows;
+  for (size_t layer = 0; layer < layers; ++layer) {
+    const at::Tensor clock = at::stack(clocks[layer], 1);  // [H, T]
+    rows.push_back(at::cat({clock.narrow(1, 0, 1), clock.diff(1, 1)}, 1));
+  }
+  const at::Tensor delta = at::cat(rows);  // [layers * H, T]
+  // The head whose clock varies most is the one with something to show.
+  const auto liveliest = delta.std(1).argmax().item<int64_t>();
+  const auto H = rows[0].size(0);
+  const at::Tensor energy = at::stack(energies[static_cast<size_t>(liveliest / H)], 2)[liveliest % H];  // [m, T]
+  const at::Tensor held = (energy / energy.amax(0, true).clamp_min(1e-300)).sqrt();
+  const auto map = [](const std::string& title, const std::string& row, const at::Tensor& x, double high) {
+    const at::Tensor values = x.to(at::kDouble).contiguous();
+    io::Heatmap h;
+    h.title = title;
+    h.row_label = row;
+    h.column_label = "token: pairs are shown, then asked for";
+    h.rows = x.size(0);
+    h.columns = x.size(1);
+    h.values.assign(values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel());
+    h.low = 0;
+    h.high = high;
+    return h;
+  };
+  return {map("clock increments of all heads, layer after layer", "head", delta, 1.0),
+          map(text("what the slots hold: layer %lld, head %lld", static_cast<long long>(liveliest / H), static_cast<long long>(liveliest % H)), "slot, newest first", held, 1.0)};
+}
 
 int run_demo(const Options& options) {
   RecallTask task;
@@ -54,6 +100,15 @@ int run_demo(const Options& options) {
   accuracy = recall_accuracy(model, task, 20);
   std::cout << text("after %lld steps %.2f%% of %lld questions are answered rightly\n", static_cast<long long>(steps), 100 * accuracy,
                     static_cast<long long>(20 * task.batch * task.pairs));
+  const std::vector<io::Heatmap> maps = pictures(model, task);
+  io::TextStyle style = io::terminal_style(STDOUT_FILENO);
+  style.height = 16;
+  for (const io::Heatmap& map : maps) std::cout << '\n' << io::heatmap_text(map, style);
+  if (!options.png.empty()) {
+    const WriteGuard guard;
+    io::write_png(options.png, io::draw_heatmaps(maps));
+    std::cout << "\nthe picture in full: " << options.png << '\n';
+  }
   return accuracy >= kEnough ? kDone : kCheckFailed;
 }
 
@@ -67,6 +122,7 @@ void add_demo(CLI::App& app, Action& action) {
   command->add_option("--pairs", options->pairs, "Keys with values in a sequence")->check(CLI::Range(1, 1024))->capture_default_str();
   command->add_option("--steps", options->steps, "Steps at most")->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--rate", options->rate, "Learning rate")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--png", options->png, "Write the picture of its clock and slots")->type_name("FILE");
   command->add_option("--seed", options->seed, "Of the parameters and of the task")->capture_default_str();
   command->footer("Exit status: 0 at least 99% right, 1 less.");
   command->callback([&action, options] { action = [options] { return run_demo(*options); }; });

@@ -90,6 +90,8 @@ int run(int argc, char** argv) {
   cyfa::app::add_init(app, action);
   cyfa::app::add_generate(app, action);
   cyfa::app::add_prepare(app, action);
+  cyfa::app::add_train(app, action);
+  cyfa::app::add_demo(app, action);
   if (argc == 1) {
     std::cout << app.help();
     return cyfa::app::kBadInput;

@@ -16,7 +16,7 @@ if [[ -z ${CYFA_TEST_FAST:-} ]]; then
   step "tests (sanitizers)"
   # torch keeps its registries until the process ends, which is no leak of ours.
   export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
-  for tests in tests_io tests_kernels tests_ops tests_model tests_data tests_decode; do
+  for tests in tests_io tests_kernels tests_ops tests_model tests_data tests_decode tests_train; do
     echo "-- $tests"
     "build-asan/$tests" --gtest_brief=1
   done

@@ -25,6 +25,9 @@ class CyclicFlowMixer final : public Mixer {
   std::vector<at::Tensor> derive(const Weights& w) const override { return {ops::cyclic_flow_readout_table(readout(w, w[o_proj_].device()))}; }
   at::Tensor step(const Weights& w, const std::vector<at::Tensor>& derived, const at::Tensor& x, MixerState& state) const override;
   std::vector<std::pair<std::string, double>> health(const Weights& w, const at::Tensor& x) const override;
+  std::optional<MemoryView> view(const MixerState& state) const override {
+    return MemoryView{state[kClock], ops::cyclic_flow_slots(state[kValues].to(at::kDouble), state[kClock]).square().sum(-1)};
+  }
   double flops_per_token() const override;
 
  private:
@@ -180,9 +183,8 @@ std::vector<std::pair<std::string, double>> CyclicFlowMixer::health(const Weight
   const at::Tensor beta = at::sigmoid((ops::linear(x, w[b_proj_]) + w[b_bias_]).to(at::kDouble));
   const at::Tensor alpha = log_alpha(w, c_.forget_gate ? ops::linear(x, w[a_proj_]) : beta).to(at::kDouble).exp();
   const MixerState state = forward(w, x, std::nullopt, nullptr).final_state;
-  // Energy of the values that each slot holds, by relative age: the stored rows turned by the clock and taken out of Fourier coordinates.
-  const at::Tensor rows = ops::cyclic_flow_slots(state[kValues].to(at::kDouble), state[kClock]);  // [B, H, m, V]
-  const at::Tensor energy = rows.square().sum(-1);
+  // 1: all slots hold as much as one another; 1 / m: one slot holds everything.
+  const at::Tensor energy = view(state)->energy;
   const at::Tensor spread = energy.sum(-1).square() / (energy.square().sum(-1).clamp_min(1e-300) * static_cast<double>(M - 1));
   const auto number = [](const at::Tensor& value) { return value.item<double>(); };
   return {{"clock_mean", number(delta.mean())},

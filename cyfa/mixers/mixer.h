@@ -38,6 +38,12 @@ struct MixerOutput {
   MixerState final_state;
 };
 
+// A look into the memory of N sequences, for pictures and analyses.
+struct MemoryView {
+  at::Tensor clock;   // [N, H]
+  at::Tensor energy;  // [N, H, m] of the values in each slot, the newest first
+};
+
 class Mixer {
  public:
   virtual ~Mixer() = default;
@@ -57,6 +63,8 @@ class Mixer {
 
   // How the memory is used on x [B, T, D]: named figures for the metrics of a run. Without autograd.
   virtual std::vector<std::pair<std::string, double>> health(const Weights&, const at::Tensor&) const { return {}; }
+
+  virtual std::optional<MemoryView> view(const MixerState&) const { return std::nullopt; }
 
   // Operations of the recurrence itself for one token, at training; projections are counted from the table of parameters.
   virtual double flops_per_token() const = 0;

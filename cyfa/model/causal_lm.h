@@ -63,6 +63,8 @@ class CausalLM {
   // Figures of every mixer on ids [B, T], averaged over the layers: how the memory is used.
   std::vector<std::pair<std::string, double>> health(const Weights& w, const at::Tensor& ids) const;
 
+  std::optional<MemoryView> view(const ModelState& state, size_t layer) const { return layers_.at(layer).mixer->view(state.layers.at(layer)); }
+
   int64_t memory_scalars() const;         // recurrent state of one layer and sequence, as the paper counts it
   int64_t state_bytes() const;            // all that one sequence carries, all layers
   double forward_flops_per_token() const; // matrix products of one token, the recurrence included, the embedding's lookup not

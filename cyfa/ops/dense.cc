@@ -79,8 +79,10 @@ at::ScalarType activation_type(at::ScalarType weight, at::Device device) {
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  if (is_narrow(x, weight) && !recorded(x) && !recorded(weight)) return widened_linear(x, weight, bias);
-  return at::linear(x, weight, bias);
+  if (!is_narrow(x, weight)) return at::linear(x, weight, bias);
+  if (!recorded(x) && !recorded(weight)) return widened_linear(x, weight, bias);
+  const at::Tensor y = at::linear(x.to(at::kBFloat16), weight).to(at::kFloat);
+  return bias ? y + *bias : y;
 }
 
 std::vector<at::Tensor> linear_steps(const at::Tensor& x, const std::vector<LinearWeight>& weights) {

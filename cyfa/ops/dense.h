@@ -15,8 +15,8 @@ namespace cyfa::ops {
 // The type in which activations run for weights of type `weight`: fp32 on a CPU for bf16 weights, otherwise the weights' own.
 at::ScalarType activation_type(at::ScalarType weight, at::Device device);
 
-// x [..., in] times weight [out, in] transposed, plus bias [out]. On a CPU x may be fp32 and the weight bf16, where no gradient is asked
-// for: the weight is then widened a few rows at a time.
+// x [..., in] times weight [out, in] transposed, plus bias [out]. On a CPU x may be fp32 and the weight bf16: the weight is
+// then widened a few rows at a time, or, where a gradient is asked for, the product is taken in bf16.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias = std::nullopt);
 
 struct LinearWeight {

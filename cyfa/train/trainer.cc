@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cmath>
 
+#include "cyfa/ops/check.h"
+
 namespace cyfa {
 namespace {
 
@@ -22,21 +24,28 @@ void Trainer::resume(const RunCheckpoint& checkpoint) {
   step_ = checkpoint.step;
 }
 
+void Trainer::fail(const std::string& what) const {
+  std::string last = "there is no checkpoint yet";
+  if (folder_ != nullptr && !folder_->checkpoints().empty()) last = "the last good checkpoint is " + folder_->checkpoints().back().path.string();
+  throw TrainingError("step " + std::to_string(step_ + 1) + ": " + what + "; " + last + ". A smaller rate or a longer warm-up may help");
+}
+
 double Trainer::one_step(double* norm) {
   double sum = 0;
   for (int64_t part = 0; part < recipe_.accumulate; ++part) {
     const TrainBatch batch = train_(step_ * recipe_.accumulate + part);
     const Weights w = model_.weights(compute());
-    const at::Tensor loss = model_.loss(w, batch.inputs, batch.targets, batch.cu_seqlens, recipe_.recompute) / static_cast<double>(recipe_.accumulate);
-    loss.backward();
-    sum += loss.item<double>();
+    try {
+      const at::Tensor loss = model_.loss(w, batch.inputs, batch.targets, batch.cu_seqlens, recipe_.recompute) / static_cast<double>(recipe_.accumulate);
+      loss.backward();
+      sum += loss.item<double>();
+    } catch (const ops::ArgumentError& e) {  // a gate that is no number: the parameters have run away
+      fail(e.what());
+    }
   }
   *norm = optimizer_.gradient_norm();
   if (!std::isfinite(sum) || !std::isfinite(*norm)) {
-    std::string last = "there is no checkpoint yet";
-    if (folder_ != nullptr && !folder_->checkpoints().empty()) last = "the last good checkpoint is " + folder_->checkpoints().back().path.string();
-    throw TrainingError("step " + std::to_string(step_ + 1) + ": the loss is " + std::to_string(sum) + " and the gradient's norm " + std::to_string(*norm) +
-                        "; " + last + ". A smaller rate or a longer warm-up may help");
+    fail("the loss is " + std::to_string(sum) + " and the gradient's norm " + std::to_string(*norm));
   }
   const double factor = recipe_.clip > 0 ? std::min(1.0, recipe_.clip / (*norm + 1e-6)) : 1.0;
   optimizer_.step(learning_rate(recipe_, step_), factor);

@@ -43,6 +43,7 @@ class Trainer {
 
  private:
   double one_step(double* norm);
+  [[noreturn]] void fail(const std::string& what) const;  // TrainingError with the step and the last good checkpoint
   void save(std::optional<double> eval_loss);
   std::optional<at::ScalarType> compute() const { return recipe_.dtype == "bf16" ? std::optional(at::kBFloat16) : std::nullopt; }
 
