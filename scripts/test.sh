@@ -4,6 +4,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-2}
 
+# Tests run side by side: threads that wait should sleep, not spin.
+export OMP_WAIT_POLICY=passive
+
 step() { printf '\n== %s\n' "$*"; }
 
 step "tests (release build)"
