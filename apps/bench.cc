@@ -8,6 +8,7 @@ void add_bench(CLI::App& app, Action& action) {
   add_bench_op(*bench, action);
   add_bench_decode(*bench, action);
   add_bench_load(*bench, action);
+  add_bench_train(*bench, action);
 }
 
 }  // namespace cyfa::app

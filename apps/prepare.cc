@@ -1,6 +1,7 @@
 // cyfa prepare: from files of text to a folder of tokens.
 #include <unistd.h>
 
+#include <cmath>
 #include <iostream>
 
 #include "apps/commands.h"
@@ -21,7 +22,7 @@ struct Options {
 };
 
 std::string duration(double seconds) {
-  const auto all = static_cast<long long>(seconds + 0.5);
+  const long long all = std::llround(seconds);
   if (all >= 3600) return text("%lld h %02lld min", all / 3600, all / 60 % 60);
   if (all >= 60) return text("%lld min %02lld s", all / 60, all % 60);
   return text("%lld s", all);
@@ -79,8 +80,8 @@ Json row(const Options& options, const PrepareResult& result) {
 
 void print(const Options& options, const PrepareResult& result) {
   const TokenManifest& m = result.manifest;
-  std::cout << text("%s: %s tokens, %s documents, %zu shard%s\n", options.folder.c_str(), large(m.tokens()).c_str(),
-                    large(m.documents()).c_str(), m.shards.size(), m.shards.size() == 1 ? "" : "s");
+  std::cout << text("%s: %s tokens, %s document%s, %zu shard%s\n", options.folder.c_str(), large(m.tokens()).c_str(),
+                    large(m.documents()).c_str(), m.documents() == 1 ? "" : "s", m.shards.size(), m.shards.size() == 1 ? "" : "s");
   const DataLosses& l = m.losses;
   if (l != DataLosses{}) {
     std::cout << text("left out: %lld damaged, %lld empty; repaired: %lld with bytes that are no UTF-8\n",

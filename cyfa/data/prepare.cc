@@ -347,9 +347,10 @@ std::optional<int64_t> mark(bool wanted, const std::optional<int64_t>& given, co
                             const char* what) {
   if (!wanted) return std::nullopt;
   const std::optional<int64_t> id = given ? given : own;
-  if (!id)
+  if (!id) {
     throw std::invalid_argument("the tokenizer " + tokenizer.name() + " has no mark that " + what +
                                 "s a text; name its token, or ask for none");
+  }
   if (*id < 0 || *id >= tokenizer.vocab_size()) {
     throw std::invalid_argument("the mark that " + std::string(what) + "s a text is " + std::to_string(*id) + "; the tokenizer " +
                                 tokenizer.name() + " has " + std::to_string(tokenizer.vocab_size()) + " tokens");

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "cyfa/data/tokenizer.h"
 #include "cyfa/io/file_error.h"
@@ -276,9 +275,9 @@ void TextReader::step_lines(TextBlock& block) {
   const bool more = fill(kReadStep, damage);
   size_t begin = 0, look = before;
   while (look < pending_.size()) {
-    const void* found = std::memchr(pending_.data() + look, '\n', pending_.size() - look);
-    if (found == nullptr) break;
-    const size_t end = static_cast<size_t>(static_cast<const char*>(found) - pending_.data()) + 1;
+    const size_t found = pending_.find('\n', look);
+    if (found == std::string::npos) break;
+    const size_t end = found + 1;
     if (skipping_) {
       skipping_ = false;
       position_.offset += static_cast<int64_t>(end - begin);

@@ -2,6 +2,7 @@
 
 #include <sentencepiece_processor.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "cyfa/data/utf8.h"
@@ -192,9 +193,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     while (begin < text.size()) {
       size_t end = begin + 1;  // a word begins without the space that SentencePiece will put there
       for (;; ++end) {
-        const void* space = end < text.size() ? std::memchr(text.data() + end, ' ', text.size() - end) : nullptr;
-        end = space == nullptr ? text.size() : static_cast<size_t>(static_cast<const char*>(space) - text.data());
-        if (space == nullptr || may_cut(text, end)) break;
+        end = std::min(text.find(' ', end), text.size());
+        if (end == text.size() || may_cut(text, end)) break;
       }
       append_word(text.substr(begin, end - begin), cache, ids);
       begin = end + 1;
