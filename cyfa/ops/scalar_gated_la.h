@@ -1,38 +1,32 @@
-// Scalar-decay linear attention (ScalarGatedLA of the paper's Table 1): S_t = alpha_t S_{t-1} + k_t v_t^T, o_t = S_t^T (scale q_t).
-// cyclic_flow makes this pass twice; other mixers call it directly. Letters and types as in cyfa/ops/cyclic_flow.h.
+// ScalarGatedLA of the paper's Table 1: S_t = alpha_t S_{t-1} + k_t v_t^T, o_t = S_t^T (scale q_t). For Mamba-2 and, over interleaved
+// ranks, Mamba-3; cyclic_flow makes this pass twice. Letters, types and the rules of a step in cyfa/ops/recurrence.h.
 #pragma once
 
-#include <torch/types.h>
-
-#include <optional>
-
-#include "cyfa/ops/backend.h"
+#include "cyfa/ops/recurrence.h"
 
 namespace cyfa::ops {
 
 struct ScalarGatedLaInputs {
-  at::Tensor q;          // [B, T, H, K]
-  at::Tensor k;          // [B, T, H, K]
-  at::Tensor v;          // [B, T, H, V]
-  at::Tensor log_alpha;  // [B, T, H], at most 0
-  std::optional<at::Tensor> initial_state;  // [N, H, K, V] fp32 (fp64 for fp64); absent: zeros; never changed
-  std::optional<at::Tensor> cu_seqlens;     // [N + 1]
+  at::Tensor q;                             // [B, T, H, K]
+  at::Tensor k;                             // [B, T, H, K]
+  at::Tensor v;                             // [B, T, H, V]
+  at::Tensor log_alpha;                     // [B, T, H]
+  std::optional<at::Tensor> initial_state;  // [N, H, K, V]; absent: zeros
+  std::optional<at::Tensor> cu_seqlens;     // [N + 1] borders of packed sequences (B = 1); empty sequences are allowed
 };
 
-struct ScalarGatedLaOptions {
-  Backend backend = Backend::kAuto;
-  std::optional<double> scale;  // absent: K^-0.5
-  int64_t chunk = 0;            // 0: the measured default
-  int64_t segment_chunks = 0;
-};
+using ScalarGatedLaOptions = RecurrenceOptions;
+using ScalarGatedLaOutput = RecurrenceOutput;
 
-struct ScalarGatedLaOutput {
-  at::Tensor o;            // [B, T, H, V], type of v
-  at::Tensor final_state;  // [N, H, K, V]
-  Backend backend = Backend::kAuto;
-};
-
-// Differentiable in every tensor, from o and from the final state. Throws ArgumentError for bad input.
 ScalarGatedLaOutput scalar_gated_la(const ScalarGatedLaInputs& inputs, const ScalarGatedLaOptions& options = {});
+
+struct ScalarGatedLaStepInputs {
+  at::Tensor q;          // [B, H, K]
+  at::Tensor k;          // [B, H, K]
+  at::Tensor v;          // [B, H, V]
+  at::Tensor log_alpha;  // [B, H]
+};
+
+at::Tensor scalar_gated_la_step(const ScalarGatedLaStepInputs& inputs, const at::Tensor& state, const ScalarGatedLaOptions& options = {});
 
 }  // namespace cyfa::ops
