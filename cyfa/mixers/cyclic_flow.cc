@@ -47,8 +47,8 @@ class CyclicFlowMixer final : public Mixer {
   std::optional<at::Tensor> norm(const Weights& w, ParameterId id) const { return c_.qk_norm ? std::optional(w[id]) : std::nullopt; }
   double read_entropy(const Weights& w, const at::Tensor& x, const MixerState& state) const;
   at::Tensor gated(const Weights& w, const at::Tensor& o, const at::Tensor& gate) const {
-    const at::Tensor heads = gate.view(o.sizes());
-    return ops::gated_rms_norm(o * static_cast<double>(c_.slots - 1), w[o_norm_], c_.norm_eps, heads).flatten(-2);
+    const auto m = static_cast<double>(c_.slots - 1);  // RMSNorm(m o) with eps is RMSNorm(o) with eps / m^2
+    return ops::gated_rms_norm(o, w[o_norm_], c_.norm_eps / (m * m), gate.view(o.sizes())).flatten(-2);
   }
 
   CyclicFlowConfig c_;
@@ -80,7 +80,7 @@ CyclicFlowMixer::CyclicFlowMixer(const CyclicFlowConfig& config, const Parameter
   if (c_.forget_gate) {
     a_proj_ = scope.matrix("a_proj.weight", {H, D}, normal);
     dt_bias_ = scope.other("dt_bias", {H}, Init::time_step());
-    A_log_ = scope.other("A_log", {H}, Init::log_uniform(16));
+    A_log_ = scope.other("A_log", {H}, Init::log_uniform(0, 16));
   }
   if (!c_.constant_clock) d_proj_ = scope.matrix("d_proj.weight", {H, D}, normal);
   d_bias_ = scope.other("d_proj.bias", {H}, Init::zeros());

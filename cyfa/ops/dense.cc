@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 
 #include "cyfa/kernels/dense/gemv.h"
-#include "cyfa/kernels/rows/rows.h"
 #include "cyfa/ops/check.h"
 
 namespace cyfa::ops {
@@ -45,31 +44,6 @@ void check_step(const at::Tensor& x, const LinearWeight& w) {
 bool has_kernel(const at::Tensor& x, const LinearWeight& w) {
   const at::ScalarType type = w.weight.scalar_type();
   return plain_fp32(x) && w.weight.is_cpu() && (type == at::kFloat || type == at::kBFloat16) && w.weight.is_contiguous();
-}
-
-at::Tensor swiglu_rows(const at::Tensor& gate, const at::Tensor& up) {
-  const at::Tensor out = at::empty_like(gate);
-  const float* from = gate.const_data_ptr<float>();
-  const float* times = up.defined() ? up.const_data_ptr<float>() : nullptr;
-  float* to = out.data_ptr<float>();
-  at::parallel_for(0, gate.numel(), 16384, [&](int64_t begin, int64_t end) {
-    rows::swiglu(end - begin, from + begin, times == nullptr ? nullptr : times + begin, to + begin);
-  });
-  return out;
-}
-
-// f(value, index in the last dimension) of every element of an fp32 tensor.
-template <class F>
-at::Tensor each(const at::Tensor& x, const F& f) {
-  const at::Tensor in = x.contiguous();
-  const at::Tensor out = at::empty_like(in);
-  const int64_t width = std::max<int64_t>(1, in.dim() == 0 ? 1 : in.size(-1));
-  const float* from = in.const_data_ptr<float>();
-  float* to = out.data_ptr<float>();
-  at::parallel_for(0, in.numel(), 1024, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) to[i] = static_cast<float>(f(static_cast<double>(from[i]), i % width));
-  });
-  return out;
 }
 
 }  // namespace
@@ -133,72 +107,6 @@ std::vector<at::Tensor> linear_steps(const at::Tensor& x, const std::vector<Line
 
 at::Tensor linear_step(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   return linear_steps(x, {{weight, bias}}).front();
-}
-
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  if (!plain_fp32(x) || !plain_fp32(weight) || recorded(x) || recorded(weight)) {
-    return at::rms_norm(x, weight.sizes(), weight.to(x.scalar_type()), eps);
-  }
-  const at::Tensor in = x.contiguous();
-  const at::Tensor out = at::empty_like(in);
-  const int64_t width = in.size(-1);
-  const float* from = in.const_data_ptr<float>();
-  const at::Tensor scale = weight.contiguous();
-  float* to = out.data_ptr<float>();
-  at::parallel_for(0, in.numel() / std::max<int64_t>(1, width), std::max<int64_t>(1, 16384 / width), [&](int64_t begin, int64_t end) {
-    std::vector<float> rate(static_cast<size_t>(end - begin));
-    rows::rms_norm(end - begin, width, from + begin * width, width, scale.const_data_ptr<float>(), static_cast<float>(eps), rate.data(), nullptr,
-                   to + begin * width);
-  });
-  return out;
-}
-
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
-  if (!plain_fp32(gate) || !plain_fp32(up) || recorded(gate) || recorded(up)) return at::silu(gate) * up;
-  return swiglu_rows(gate.contiguous(), up.contiguous());
-}
-
-at::Tensor silu(const at::Tensor& x) { return !plain_fp32(x) || recorded(x) ? at::silu(x) : swiglu_rows(x.contiguous(), at::Tensor()); }
-
-// Torch's vector and scalar code differ in the last bit, and which of them an element meets depends on the batch: hence loops of our own
-// where nothing is recorded. There are few gates, so that they may be in double.
-at::Tensor sigmoid_gate(const at::Tensor& x) {
-  const at::Tensor wide = x.to(at::promote_types(x.scalar_type(), at::kFloat));
-  if (!plain_fp32(wide) || recorded(wide)) return at::sigmoid(wide);
-  return each(wide, [](double value, int64_t) { return 1.0 / (1.0 + std::exp(-value)); });
-}
-
-at::Tensor decay_gate(const at::Tensor& x, const at::Tensor& dt_bias, const at::Tensor& A_log) {
-  const at::Tensor wide = x.to(at::promote_types(x.scalar_type(), at::kFloat));
-  if (!plain_fp32(wide) || recorded(wide) || recorded(dt_bias) || recorded(A_log)) {
-    return at::softplus(wide + dt_bias.to(wide.scalar_type())) * -at::exp(A_log.to(wide.scalar_type()));
-  }
-  const at::Tensor shift = dt_bias.to(at::kDouble).contiguous(), rate = A_log.to(at::kDouble).exp().contiguous();
-  const double* shifts = shift.const_data_ptr<double>();
-  const double* rates = rate.const_data_ptr<double>();
-  return each(wide, [&](double value, int64_t h) {
-    const double a = value + shifts[h];
-    return -rates[h] * (std::max(a, 0.0) + std::log1p(std::exp(-std::abs(a))));
-  });
-}
-
-at::Tensor gated_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, const at::Tensor& gate) {
-  if (!plain_fp32(x) || !plain_fp32(weight) || !plain_fp32(gate) || recorded(x) || recorded(weight) || recorded(gate)) {
-    return at::rms_norm(x, weight.sizes(), weight.to(x.scalar_type()), eps) * at::sigmoid(gate);
-  }
-  const at::Tensor in = x.contiguous();
-  const at::Tensor by = gate.contiguous();
-  const at::Tensor scale = weight.contiguous();
-  const at::Tensor out = at::empty_like(in);
-  const int64_t width = in.size(-1);
-  const float* from = in.const_data_ptr<float>();
-  const float* gates = by.const_data_ptr<float>();
-  float* to = out.data_ptr<float>();
-  at::parallel_for(0, in.numel() / std::max<int64_t>(1, width), std::max<int64_t>(1, 16384 / width), [&](int64_t begin, int64_t end) {
-    rows::gated_rms_norm(end - begin, width, from + begin * width, scale.const_data_ptr<float>(), static_cast<float>(eps), gates + begin * width,
-                         to + begin * width);
-  });
-  return out;
 }
 
 }  // namespace cyfa::ops

@@ -5,6 +5,7 @@
 #include "cyfa/ops/check.h"
 #include "cyfa/ops/dense.h"
 #include "cyfa/ops/short_conv.h"
+#include "tests/ops/neighbours.h"
 
 namespace cyfa::ops {
 namespace {
@@ -64,14 +65,10 @@ TEST(Dense, RowFunctionsMatchTorchAndDoNotDependOnTheBatch) {
   }
 }
 
-TEST(Dense, RecordedCallsGiveTheSameAndHaveGradients) {
-  const at::Tensor x = at::randn({3, 8}), y = at::randn({3, 8}), weight = at::rand({8});
-  at::Tensor leaf = x.clone().requires_grad_();
-  EXPECT_LT(rel(ops::swiglu(leaf, y).detach(), ops::swiglu(x, y)), 1e-6);
-  EXPECT_LT(rel(gated_rms_norm(leaf, weight, 1e-6, y).detach(), gated_rms_norm(x, weight, 1e-6, y)), 1e-6);
-  (ops::swiglu(leaf, y).sum() + gated_rms_norm(leaf, weight, 1e-6, y).sum() + sigmoid_gate(leaf).sum()).backward();
-  EXPECT_TRUE(leaf.grad().defined());
-}
+// Gradients by kernels, in several tasks, against the same in double.
+TEST(Dense, NeighboursAndTheirGradients) { neighbours::check_all(at::kCPU, at::kFloat, 2e-6); }
+// Where there are no kernels.
+TEST(Dense, NeighboursInHalfPrecision) { neighbours::check_all(at::kCPU, at::kBFloat16, 2e-2); }
 
 // torch's conv1d on one sequence with `past` tokens in front.
 at::Tensor plain_conv(const at::Tensor& past, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {

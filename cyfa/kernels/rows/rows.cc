@@ -6,7 +6,7 @@
 
 // One copy of each function per instruction set, chosen when the program starts.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
-#define CYFA_CLONES __attribute__((target_clones("avx512f", "arch=haswell", "default")))
+#define CYFA_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define CYFA_CLONES
 #endif
@@ -44,8 +44,8 @@ inline float sigmoid(float x) {
 // A padded row is zero, and its norm must stay finite where eps is 0.
 constexpr float kSmallest = std::numeric_limits<float>::min();
 
-CYFA_CLONES void rms_norm(int64_t rows, int64_t width, const float* x, int64_t x_stride, const float* weight, float eps, float* rate, float* unit,
-                          float* out) {
+CYFA_CLONES void rms_norm(int64_t rows, int64_t width, const float* x, int64_t x_stride, const float* weight, float eps, float* rate,
+                          float* unit, float* out) {
   for (int64_t r = 0; r < rows; ++r) {
     const float* in = x + r * x_stride;
     float* to = out + r * width;
@@ -130,15 +130,140 @@ CYFA_CLONES void swiglu(int64_t count, const float* gate, const float* up, float
   for (int64_t i = 0; i < count; ++i) out[i] = gate[i] * sigmoid(gate[i]) * up[i];
 }
 
-CYFA_CLONES void gated_rms_norm(int64_t rows, int64_t width, const float* x, const float* weight, float eps, const float* gate, float* out) {
+CYFA_CLONES void swiglu_backward(int64_t count, const float* gate, const float* up, const float* grad, float* grad_gate, float* grad_up) {
+  if (up == nullptr) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      const float s = sigmoid(gate[i]);
+      grad_gate[i] = grad[i] * s * (1.0F + gate[i] * (1.0F - s));
+    }
+    return;
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    const float s = sigmoid(gate[i]);
+    grad_gate[i] = grad[i] * up[i] * s * (1.0F + gate[i] * (1.0F - s));
+    grad_up[i] = grad[i] * gate[i] * s;
+  }
+}
+
+CYFA_CLONES void gated_rms_norm(int64_t rows, int64_t width, const float* x, const float* weight, float eps, const float* gate, float* rate,
+                                float* out) {
   for (int64_t r = 0; r < rows; ++r, x += width, gate += width, out += width) {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < width; ++i) sum += x[i] * x[i];
     const float mean = sum / static_cast<float>(width) + eps;
-    const float rate = 1.0F / std::sqrt(mean > kSmallest ? mean : kSmallest);
+    const float scale = 1.0F / std::sqrt(mean > kSmallest ? mean : kSmallest);
+    if (rate != nullptr) rate[r] = scale;
 #pragma omp simd
-    for (int64_t i = 0; i < width; ++i) out[i] = x[i] * rate * weight[i] * sigmoid(gate[i]);
+    for (int64_t i = 0; i < width; ++i) out[i] = x[i] * scale * weight[i] * sigmoid(gate[i]);
+  }
+}
+
+// With n = x rate and y = n weight s(gate): d n = grad weight s, d x = rate (d n - n <n, d n> / width).
+CYFA_CLONES void norm_backward(int64_t rows, int64_t width, const float* x, const float* rate, const float* weight, const float* gate,
+                               const float* grad, float* grad_x, float* grad_gate, float* grad_weight) {
+  for (int64_t r = 0; r < rows; ++r, x += width, grad += width, grad_x += width) {
+    const float scale = rate[r];
+    float along = 0;
+    if (gate == nullptr) {
+#pragma omp simd reduction(+ : along)
+      for (int64_t i = 0; i < width; ++i) {
+        const float n = x[i] * scale;
+        grad_weight[i] += n * grad[i];
+        grad_x[i] = grad[i] * weight[i];
+        along += n * grad_x[i];
+      }
+    } else {
+#pragma omp simd reduction(+ : along)
+      for (int64_t i = 0; i < width; ++i) {
+        const float n = x[i] * scale;
+        const float s = sigmoid(gate[i]);
+        const float through = grad[i] * s;
+        grad_weight[i] += n * through;
+        grad_x[i] = through * weight[i];
+        grad_gate[i] = n * grad_x[i] * (1.0F - s);
+        along += n * grad_x[i];
+      }
+      gate += width;
+      grad_gate += width;
+    }
+    along /= static_cast<float>(width);
+#pragma omp simd
+    for (int64_t i = 0; i < width; ++i) grad_x[i] = (grad_x[i] - x[i] * scale * along) * scale;
+  }
+}
+
+namespace {
+
+// Row t of a sequence whose first tokens are preceded by `before`.
+inline const float* row_at(int64_t t, int64_t width, int64_t past, const float* before, const float* x) {
+  return t < 0 ? before + (past + t) * width : x + t * width;
+}
+
+}  // namespace
+
+CYFA_CLONES void conv(int64_t tokens, int64_t width, int64_t taps, const float* before, const float* x, const float* weight,
+                      const float* bias, float* y) {
+  const int64_t past = taps - 1;
+  for (int64_t t = 0; t < tokens; ++t) {
+    float* to = y + t * width;
+    const float* now = x + t * width;
+    const float* tap = weight + past * width;
+#pragma omp simd
+    for (int64_t d = 0; d < width; ++d) to[d] = now[d] * tap[d] + (bias == nullptr ? 0.0F : bias[d]);
+    for (int64_t i = 0; i < past; ++i) {
+      const float* row = row_at(t - past + i, width, past, before, x);
+      tap = weight + i * width;
+#pragma omp simd
+      for (int64_t d = 0; d < width; ++d) to[d] += row[d] * tap[d];
+    }
+  }
+}
+
+CYFA_CLONES void conv_backward(int64_t tokens, int64_t after, int64_t width, int64_t taps, const float* grad, const float* weight,
+                               float* grad_x) {
+  for (int64_t t = 0; t < tokens; ++t) {
+    float* to = grad_x + t * width;
+    for (int64_t w = 0; w < taps && t + w < tokens + after; ++w) {
+      const float* g = grad + (t + w) * width;
+      const float* tap = weight + (taps - 1 - w) * width;
+#pragma omp simd
+      for (int64_t d = 0; d < width; ++d) to[d] = g[d] * tap[d] + (w == 0 ? 0.0F : to[d]);
+    }
+  }
+}
+
+CYFA_CLONES void conv_backward_before(int64_t tokens, int64_t width, int64_t taps, const float* grad, const float* weight,
+                                      float* grad_before) {
+  const int64_t past = taps - 1;
+  for (int64_t i = 0; i < past; ++i) {
+    float* to = grad_before + i * width;
+    for (int64_t d = 0; d < width; ++d) to[d] = 0;
+    for (int64_t t = 0; t <= i && t < tokens; ++t) {  // tap i - t reaches back from token t to this row
+      const float* g = grad + t * width;
+      const float* tap = weight + (i - t) * width;
+#pragma omp simd
+      for (int64_t d = 0; d < width; ++d) to[d] += g[d] * tap[d];
+    }
+  }
+}
+
+CYFA_CLONES void conv_backward_weight(int64_t tokens, int64_t width, int64_t taps, const float* before, const float* x, const float* grad,
+                                      float* grad_weight, float* grad_bias) {
+  const int64_t past = taps - 1;
+  for (int64_t t = 0; t < tokens; ++t) {
+    const float* g = grad + t * width;
+    for (int64_t i = 0; i < taps; ++i) {
+      const float* row = row_at(t - past + i, width, past, before, x);
+      float* to = grad_weight + i * width;
+#pragma omp simd
+      for (int64_t d = 0; d < width; ++d) to[d] += g[d] * row[d];
+    }
+    if (grad_bias == nullptr) continue;
+#pragma omp simd
+    for (int64_t d = 0; d < width; ++d) grad_bias[d] += g[d];
   }
 }
 

@@ -1,0 +1,159 @@
+#include "cyfa/ops/row_kernels_cuda.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "cyfa/kernels/rows/rows_cuda.h"
+
+namespace cyfa::ops::row_kernels {
+namespace {
+
+using rows::RowType;
+
+bool takes_type(const at::Tensor& x) { return x.is_cuda() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16); }
+RowType type_of(const at::Tensor& x) { return x.scalar_type() == at::kFloat ? RowType::kFloat32 : RowType::kBFloat16; }
+const void* data(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
+void* written(const at::Tensor& x) { return x.defined() ? x.mutable_data_ptr() : nullptr; }
+at::Tensor like(const at::Tensor& x) { return x.defined() ? at::empty_like(x) : x; }
+cudaStream_t stream() { return at::cuda::getCurrentCUDAStream().stream(); }
+
+rows::NormCuda norm_params(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& gate, const at::Tensor& rate) {
+  rows::NormCuda p;
+  p.type = type_of(x);
+  p.width = x.size(-1);
+  p.rows = x.numel() / p.width;
+  p.x = data(x);
+  p.weight = weight.const_data_ptr<float>();
+  p.gate = data(gate);
+  p.rate = rate.data_ptr<float>();
+  return p;
+}
+
+// Tasks of all sequences, on the device of x.
+at::Tensor conv_tasks(const std::vector<int64_t>& offsets, at::Device device) {
+  std::vector<rows::ConvTask> tasks;
+  for (size_t n = 0; n + 1 < offsets.size(); ++n) {
+    for (int64_t begin = offsets[n]; begin < offsets[n + 1]; begin += rows::kConvTokens) {
+      tasks.push_back({begin, std::min(offsets[n + 1], begin + rows::kConvTokens), offsets[n], offsets[n + 1], static_cast<int64_t>(n)});
+    }
+  }
+  constexpr int64_t kWords = sizeof(rows::ConvTask) / sizeof(int64_t);
+  const auto count = static_cast<int64_t>(tasks.size());
+  return at::from_blob(tasks.data(), {count, kWords}, at::kLong).to(device);
+}
+
+// The last call's tasks: three streams of every layer ask for the same ones.
+at::Tensor kept_tasks(const std::vector<int64_t>& offsets, at::Device device) {
+  thread_local std::vector<int64_t> last;
+  thread_local at::Tensor tasks;
+  if (!tasks.defined() || tasks.device() != device || last != offsets) {
+    tasks = conv_tasks(offsets, device);
+    last = offsets;
+  }
+  return tasks;
+}
+
+rows::ConvCuda conv_params(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& before, const at::Tensor& tasks) {
+  rows::ConvCuda p;
+  p.type = type_of(x);
+  p.width = x.size(1);
+  p.taps = weight.size(1);
+  p.task_count = tasks.size(0);
+  p.tasks = reinterpret_cast<const rows::ConvTask*>(tasks.const_data_ptr<int64_t>());
+  p.x = data(x);
+  p.weight = weight.const_data_ptr<float>();
+  p.before = data(before);
+  return p;
+}
+
+}  // namespace
+
+bool norm_takes_cuda(const at::Tensor& x) { return takes_type(x) && rows::norm_cuda_takes(x.size(-1)); }
+bool swiglu_takes_cuda(const at::Tensor& x) { return takes_type(x) && x.numel() % 8 == 0; }
+bool conv_takes_cuda(const at::Tensor& x, int64_t taps) { return takes_type(x) && rows::conv_cuda_takes(x.size(-1), taps); }
+
+Norm norm_cuda(const at::Tensor& x, const at::Tensor& weight, double eps, const at::Tensor& gate) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const Norm out = {like(x), at::empty({x.numel() / x.size(-1)}, weight.options())};
+  rows::NormCuda p = norm_params(x, weight, gate, out.rate);
+  p.eps = static_cast<float>(eps);
+  p.out = written(out.y);
+  C10_CUDA_CHECK(rows::norm_cuda(p, stream()));
+  return out;
+}
+
+NormGrads norm_backward_cuda(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& gate, const at::Tensor& rate,
+                             const at::Tensor& grad) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  NormGrads out = {like(x), at::Tensor(), like(gate)};
+  const at::Tensor parts = at::empty({rows::kNormParts, x.size(-1)}, weight.options());
+  rows::NormCuda p = norm_params(x, weight, gate, rate);
+  p.grad = data(grad);
+  p.grad_x = written(out.x);
+  p.grad_gate = written(out.gate);
+  p.weight_parts = parts.data_ptr<float>();
+  C10_CUDA_CHECK(rows::norm_backward_cuda(p, stream()));
+  out.weight = parts.sum(0);
+  return out;
+}
+
+at::Tensor swiglu_cuda(const at::Tensor& gate, const at::Tensor& up) {
+  const c10::cuda::CUDAGuard guard(gate.device());
+  const at::Tensor out = like(gate);
+  C10_CUDA_CHECK(rows::swiglu_cuda(type_of(gate), gate.numel(), data(gate), data(up), written(out), stream()));
+  return out;
+}
+
+std::pair<at::Tensor, at::Tensor> swiglu_backward_cuda(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& grad) {
+  const c10::cuda::CUDAGuard guard(gate.device());
+  std::pair<at::Tensor, at::Tensor> out = {like(gate), like(up)};
+  C10_CUDA_CHECK(rows::swiglu_backward_cuda(type_of(gate), gate.numel(), data(gate), data(up), data(grad), written(out.first),
+                                            written(out.second), stream()));
+  return out;
+}
+
+at::Tensor conv_cuda(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& before,
+                     const std::vector<int64_t>& offsets) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor y = like(x), tasks = kept_tasks(offsets, x.device());
+  rows::ConvCuda p = conv_params(x, weight, before, tasks);
+  p.bias = static_cast<const float*>(data(bias));
+  p.y = written(y);
+  C10_CUDA_CHECK(rows::conv_cuda(p, stream()));
+  return y;
+}
+
+ConvGrads conv_backward_cuda(const at::Tensor& x, const at::Tensor& weight, bool has_bias, const at::Tensor& before,
+                             const std::vector<int64_t>& offsets, const at::Tensor& grad) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor tasks = kept_tasks(offsets, x.device());
+  const int64_t D = x.size(1), W = weight.size(1);
+  const at::Tensor parts = at::empty({tasks.size(0), W + 1, D}, weight.options());
+  ConvGrads out;
+  out.x = like(x);
+  rows::ConvCuda p = conv_params(x, weight, before, tasks);
+  p.grad = data(grad);
+  p.grad_x = written(out.x);
+  p.weight_parts = parts.data_ptr<float>();
+  C10_CUDA_CHECK(rows::conv_backward_cuda(p, stream()));
+  const at::Tensor sum = parts.sum(0);
+  out.weight = sum.narrow(0, 0, W).t().contiguous();
+  if (has_bias) out.bias = sum.select(0, W);
+  if (before.defined()) {  // few rows, and seldom asked for
+    out.before = at::zeros_like(before);
+    for (size_t n = 0; n + 1 < offsets.size(); ++n) {
+      const int64_t tokens = offsets[n + 1] - offsets[n];
+      for (int64_t i = 0; i < W - 1; ++i) {
+        for (int64_t t = 0; t <= i && t < tokens; ++t) {
+          out.before.select(0, static_cast<int64_t>(n))
+              .select(0, i)
+              .addcmul_(grad.select(0, offsets[n] + t), weight.select(1, i - t).to(grad.scalar_type()));
+        }
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace cyfa::ops::row_kernels

@@ -1,0 +1,25 @@
+// For builds without CUDA: nothing is taken, so nothing else is called.
+#include "cyfa/ops/row_kernels_cuda.h"
+
+namespace cyfa::ops::row_kernels {
+namespace {
+
+[[noreturn]] void absent() { throw std::logic_error("row_kernels: this build has no CUDA"); }
+
+}  // namespace
+
+bool norm_takes_cuda(const at::Tensor&) { return false; }
+bool swiglu_takes_cuda(const at::Tensor&) { return false; }
+bool conv_takes_cuda(const at::Tensor&, int64_t) { return false; }
+
+Norm norm_cuda(const at::Tensor&, const at::Tensor&, double, const at::Tensor&) { absent(); }
+NormGrads norm_backward_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) { absent(); }
+at::Tensor swiglu_cuda(const at::Tensor&, const at::Tensor&) { absent(); }
+std::pair<at::Tensor, at::Tensor> swiglu_backward_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&) { absent(); }
+at::Tensor conv_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::vector<int64_t>&) { absent(); }
+ConvGrads conv_backward_cuda(const at::Tensor&, const at::Tensor&, bool, const at::Tensor&, const std::vector<int64_t>&,
+                             const at::Tensor&) {
+  absent();
+}
+
+}  // namespace cyfa::ops::row_kernels
