@@ -123,7 +123,7 @@ void Recipe::check() const {
     if (!(value >= least) || !std::isfinite(value)) refuse(key, plain(value), "at least " + plain(least));
   };
   if (model.empty()) refuse("model", "empty", "a config file or a checkpoint");
-  at_least("steps", static_cast<double>(steps), 0);
+  at_least("steps", static_cast<double>(steps), 1);
   at_least("batch", static_cast<double>(batch), 1);
   at_least("context", static_cast<double>(context), 1);
   at_least("accumulate", static_cast<double>(accumulate), 1);

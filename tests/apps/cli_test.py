@@ -4,6 +4,7 @@
 import json
 import pathlib
 import random
+import resource
 import shutil
 import signal
 import struct
@@ -555,8 +556,45 @@ class Train(CliTest):
         self.assertIn("--resume", rest)
         self.assertEqual(len(list((self.folder / "run/checkpoints").iterdir())), 1)
 
+    def begun(self, name):
+        """A run of 20 steps of which 5 are done."""
+        process = subprocess.Popen([PROGRAM, "train", str(self.folder / name), *self.keys, "save_every=5"], stdout=subprocess.PIPE, encoding="utf-8")
+        with process:
+            for line in process.stdout:
+                if line.startswith("saved step 5"):
+                    process.kill()
+        return self.folder / name
+
+    def test_a_full_disk_leaves_the_last_checkpoint(self):
+        self.check(run("train", self.folder / "whole", *self.keys), 0)
+        folder = self.begun("full")
+        before = sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+        def no_room():  # a write beyond this size fails as one on a full disk does
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, 32 << 10))
+
+        failed = subprocess.run([PROGRAM, "train", "--resume", str(folder)], capture_output=True, encoding="utf-8", preexec_fn=no_room, timeout=300)
+        self.check_error(failed, "step-")
+        self.assertEqual(sorted(path.name for path in (folder / "checkpoints").iterdir()), before)
+        self.check(run("train", "--resume", folder), 0)
+        self.assertEqual(self.weights("whole"), self.weights("full"))
+
+    def test_a_lost_shard_is_named(self):
+        folder = self.begun("lost")
+        shard = max(self.data.iterdir(), key=lambda path: path.stat().st_size)
+        kept = shard.read_bytes()
+        shard.unlink()
+        self.check_error(run("train", "--resume", folder), shard.name)
+        shard.write_bytes(kept[: len(kept) // 2])
+        self.check_error(run("train", "--resume", folder), shard.name)
+        shard.write_bytes(kept)
+        self.check(run("train", "--resume", folder), 0)
+
     def test_what_cannot_be(self):
         run_folder = self.folder / "run"
+        for absurd in ("steps=0", "batch=0", "batch=-4", "context=0", "accumulate=3", "clip=-1", "rate=-1", "rate=nan", "threads=-1", "dtype=fp8", "device=tpu"):
+            self.check_error(run("train", run_folder, *self.keys, absurd), absurd.split("=")[0])
         self.check_error(run("train", run_folder, *self.keys, "setps=3"), "setps")
         self.check_error(run("train", run_folder, *self.keys, "rate=x"), "rate")
         self.check_error(run("train", run_folder, *self.keys[2:], f"model={self.config}"), "data")
