@@ -91,11 +91,12 @@ void norm_eps(const char* op, double norm_eps) {
   if (!(norm_eps >= 0.0)) fail(op, "norm_eps is " + std::to_string(norm_eps) + ", wanted at least 0");
 }
 
-void log_alpha(const char* op, const at::Tensor& log_alpha) {
+void log_alpha(const char* op, const at::Tensor& log_alpha, const char* name) {
   if (!log_alpha.is_cpu() || log_alpha.numel() == 0) return;
   const at::Tensor top = log_alpha.detach().max();  // NaN is the maximum of anything that holds one
   const double largest = top.item<double>();
-  if (!(largest <= 0.0)) fail(op, "log_alpha holds " + std::to_string(largest) + ", wanted values of at most 0 (it is log alpha, alpha in [0, 1])");
+  if (largest <= 0.0) return;
+  fail(op, std::string(name) + " holds " + std::to_string(largest) + ", wanted values of at most 0 (it is the logarithm of a gate in [0, 1])");
 }
 
 }  // namespace cyfa::ops::check

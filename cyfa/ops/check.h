@@ -40,7 +40,7 @@ void norm_eps(const char* op, double norm_eps);                // at least 0
 
 // Gates on a CPU are scanned for NaN and positive values (one pass over [B, T, H]); on a GPU that would cost a
 // synchronisation, so a bad gate there shows as NaN in the output.
-void log_alpha(const char* op, const at::Tensor& log_alpha);
+void log_alpha(const char* op, const at::Tensor& log_alpha, const char* name = "log_alpha");
 
 }  // namespace check
 }  // namespace cyfa::ops

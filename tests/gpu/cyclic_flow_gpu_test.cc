@@ -26,7 +26,7 @@ class Gpu : public testing::Test {
 };
 
 TEST_F(Gpu, PortableIsTheReference) {
-  for (const Op op : {Op::kCyclicFlow, Op::kScalarGatedLa}) {
+  for (const Op op : all_ops()) {
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
       std::vector<OpCase> cases = {{}, {.B = 3, .T = 131, .H = 3, .K = 32, .V = 48, .M = 64}, {.T = 0}, {.T = 1}, {.T = 63}, {.T = 64}, {.T = 65},
                                    {.lengths = {5, 0, 1, 64, 130, 600}}, {.lengths = {0, 0}}, {.T = 600, .initial_state = false},

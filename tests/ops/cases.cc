@@ -1,5 +1,14 @@
 #include "tests/ops/cases.h"
 
+#include "cyfa/ops/column_gated_la.h"
+#include "cyfa/ops/delta_rule.h"
+#include "cyfa/ops/fixed_scalar_gated_la.h"
+#include "cyfa/ops/la.h"
+#include "cyfa/ops/row_gated_delta_rule.h"
+#include "cyfa/ops/row_gated_la.h"
+#include "cyfa/ops/scalar_gated_delta_rule.h"
+#include "cyfa/ops/scalar_gated_la.h"
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -52,13 +61,65 @@ std::optional<at::Tensor> maybe(const Tensors& x, const std::string& name) {
   return found == x.end() ? std::nullopt : std::optional<at::Tensor>(found->second);
 }
 
-Tensors call(Op op, const Tensors& inputs, const RunOptions& options) {
-  if (op == Op::kCyclicFlow) {
-    const ops::CyclicFlowOutput out = ops::cyclic_flow(cyclic_flow_inputs(inputs), options);
-    return {{"o", out.o}, {"final_k", out.final_state.k}, {"final_v", out.final_state.v}, {"final_clock", out.final_state.clock}};
+struct OpNames {
+  Op op;
+  const char* name;
+  const char* label;
+};
+
+const OpNames kNames[] = {{Op::kCyclicFlow, "cyclic_flow", "CyclicFlow"},
+                          {Op::kLa, "la", "La"},
+                          {Op::kFixedScalarGatedLa, "fixed_scalar_gated_la", "FixedScalarGatedLa"},
+                          {Op::kScalarGatedLa, "scalar_gated_la", "ScalarGatedLa"},
+                          {Op::kRowGatedLa, "row_gated_la", "RowGatedLa"},
+                          {Op::kColumnGatedLa, "column_gated_la", "ColumnGatedLa"},
+                          {Op::kDeltaRule, "delta_rule", "DeltaRule"},
+                          {Op::kScalarGatedDeltaRule, "scalar_gated_delta_rule", "ScalarGatedDeltaRule"},
+                          {Op::kRowGatedDeltaRule, "row_gated_delta_rule", "RowGatedDeltaRule"}};
+
+const OpNames& names_of(Op op) {
+  return *std::find_if(std::begin(kNames), std::end(kNames), [&](const OpNames& names) { return names.op == op; });
+}
+
+std::vector<int64_t> gate_sizes(const OpCase& c) {
+  std::vector<int64_t> sizes = {c.batch(), c.tokens(), c.H};
+  if (c.op == Op::kRowGatedLa || c.op == Op::kRowGatedDeltaRule) sizes.push_back(c.K);
+  if (c.op == Op::kColumnGatedLa) sizes.push_back(c.V);
+  return sizes;
+}
+
+ops::RecurrenceOutput call_recurrence(Op op, const Tensors& x, const RunOptions& options) {
+  const at::Tensor q = optional(x, "q"), k = optional(x, "k"), v = optional(x, "v"), gate = optional(x, "log_alpha"), beta = optional(x, "beta");
+  const std::optional<at::Tensor> state = maybe(x, "initial_state");
+  const std::optional<at::Tensor> borders = maybe(x, "cu_seqlens");
+  switch (op) {
+    case Op::kLa: return ops::la({q, k, v, state, borders}, options);
+    case Op::kFixedScalarGatedLa: return ops::fixed_scalar_gated_la({q, k, v, optional(x, "log_gamma"), state, borders}, options);
+    case Op::kScalarGatedLa: return ops::scalar_gated_la({q, k, v, gate, state, borders}, options);
+    case Op::kRowGatedLa: return ops::row_gated_la({q, k, v, gate, state, borders}, options);
+    case Op::kColumnGatedLa: return ops::column_gated_la({q, k, v, gate, state, borders}, options);
+    case Op::kDeltaRule: return ops::delta_rule({q, k, v, beta, state, borders}, options);
+    case Op::kScalarGatedDeltaRule: return ops::scalar_gated_delta_rule({q, k, v, beta, gate, state, borders}, options);
+    case Op::kRowGatedDeltaRule: return ops::row_gated_delta_rule({q, k, v, beta, gate, state, borders}, options);
+    case Op::kCyclicFlow: break;
   }
-  const ops::ScalarGatedLaOutput out = ops::scalar_gated_la(scalar_gated_la_inputs(inputs), options);
-  return {{"o", out.o}, {"final_state", out.final_state}};
+  throw std::logic_error("cyclic_flow is no recurrence of this kind");
+}
+
+at::Tensor call_step(Op op, const Tensors& x, const at::Tensor& state) {
+  const at::Tensor q = optional(x, "q"), k = optional(x, "k"), v = optional(x, "v"), gate = optional(x, "log_alpha"), beta = optional(x, "beta");
+  switch (op) {
+    case Op::kLa: return ops::la_step({q, k, v}, state);
+    case Op::kFixedScalarGatedLa: return ops::fixed_scalar_gated_la_step({q, k, v, optional(x, "log_gamma")}, state);
+    case Op::kScalarGatedLa: return ops::scalar_gated_la_step({q, k, v, gate}, state);
+    case Op::kRowGatedLa: return ops::row_gated_la_step({q, k, v, gate}, state);
+    case Op::kColumnGatedLa: return ops::column_gated_la_step({q, k, v, gate}, state);
+    case Op::kDeltaRule: return ops::delta_rule_step({q, k, v, beta}, state);
+    case Op::kScalarGatedDeltaRule: return ops::scalar_gated_delta_rule_step({q, k, v, beta, gate}, state);
+    case Op::kRowGatedDeltaRule: return ops::row_gated_delta_rule_step({q, k, v, beta, gate}, state);
+    case Op::kCyclicFlow: break;
+  }
+  throw std::logic_error("cyclic_flow is no recurrence of this kind");
 }
 
 // Largest errors by type and tensor, printed at the end of the program.
@@ -95,6 +156,28 @@ const testing::Environment* const kRegistered = testing::AddGlobalTestEnvironmen
 
 }  // namespace
 
+const std::vector<Op>& recurrences() {
+  static const std::vector<Op> ops = [] {
+    std::vector<Op> rest = all_ops();
+    std::erase(rest, Op::kCyclicFlow);
+    return rest;
+  }();
+  return ops;
+}
+
+const std::vector<Op>& all_ops() {
+  static const std::vector<Op> ops = [] {
+    std::vector<Op> all;
+    for (const OpNames& names : kNames) all.push_back(names.op);
+    return all;
+  }();
+  return ops;
+}
+
+std::string op_name(Op op) { return names_of(op).name; }
+std::string op_label(Op op) { return names_of(op).label; }
+bool is_delta_rule(Op op) { return op_name(op).ends_with("delta_rule"); }
+
 int64_t OpCase::tokens() const { return lengths.empty() ? T : std::accumulate(lengths.begin(), lengths.end(), int64_t{0}); }
 
 Tensors make_inputs(const OpCase& c) {
@@ -107,9 +190,15 @@ Tensors make_inputs(const OpCase& c) {
   const at::ScalarType gate_dtype = c.gate_dtype.value_or(state_dtype);
   Tensors x;
   x["q"] = random.normal({B, T, c.H, c.K}).to(c.dtype);
-  x["k"] = random.normal({B, T, c.H, c.K}).to(c.dtype);
+  const at::Tensor key = random.normal({B, T, c.H, c.K});
+  x["k"] = (is_delta_rule(c.op) ? key / key.norm(2, -1, true) : key).to(c.dtype);
   x["v"] = random.normal({B, T, c.H, c.V}).to(c.dtype);
-  x["log_alpha"] = make_log_alpha(random, c.gates, {B, T, c.H}).to(gate_dtype);
+  if (c.op == Op::kFixedScalarGatedLa) {
+    x["log_gamma"] = make_log_alpha(random, c.gates, {c.H}).to(gate_dtype);
+  } else if (c.op != Op::kLa && c.op != Op::kDeltaRule) {
+    x["log_alpha"] = make_log_alpha(random, c.gates, gate_sizes(c)).to(gate_dtype);
+  }
+  if (is_delta_rule(c.op)) x["beta"] = random.normal({B, T, c.H}).sigmoid_().to(gate_dtype);
   if (cyclic) {
     x["delta"] = random.normal({B, T, c.H}).sigmoid_().to(gate_dtype);
     x["beta"] = random.normal({B, T, c.H}).sigmoid_().to(gate_dtype);
@@ -142,7 +231,7 @@ Tensors make_output_gradients(const OpCase& c) {
   const at::ScalarType state_dtype = compute_type(c.dtype);
   Tensors g;
   g["o"] = random.normal({c.batch(), c.tokens(), c.H, c.V}).to(c.dtype);
-  if (c.op == Op::kScalarGatedLa) {
+  if (c.op != Op::kCyclicFlow) {
     g["final_state"] = random.normal({N, c.H, c.K, c.V}).to(state_dtype);
     return g;
   }
@@ -163,9 +252,30 @@ ops::CyclicFlowInputs cyclic_flow_inputs(const Tensors& x) {
   return in;
 }
 
-ops::ScalarGatedLaInputs scalar_gated_la_inputs(const Tensors& x) {
-  return {.q = optional(x, "q"), .k = optional(x, "k"), .v = optional(x, "v"), .log_alpha = optional(x, "log_alpha"),
-          .initial_state = maybe(x, "initial_state"), .cu_seqlens = maybe(x, "cu_seqlens")};
+Tensors call(Op op, const Tensors& inputs, const RunOptions& options) {
+  if (op == Op::kCyclicFlow) {
+    const ops::CyclicFlowOutput out = ops::cyclic_flow(cyclic_flow_inputs(inputs), options);
+    return {{"o", out.o}, {"final_k", out.final_state.k}, {"final_v", out.final_state.v}, {"final_clock", out.final_state.clock}};
+  }
+  const ops::RecurrenceOutput out = call_recurrence(op, inputs, options);
+  return {{"o", out.o}, {"final_state", out.final_state}};
+}
+
+Tensors run_steps(Op op, const Tensors& inputs) {
+  const at::Tensor& q = inputs.at("q");
+  const at::Tensor& v = inputs.at("v");
+  const at::Tensor state = inputs.contains("initial_state")
+                               ? inputs.at("initial_state").to(at::kFloat, false, /*copy=*/true).contiguous()
+                               : at::zeros({q.size(0), q.size(2), q.size(3), v.size(3)}, q.options().dtype(at::kFloat));
+  const at::Tensor o = at::empty(v.sizes(), v.options());
+  for (int64_t t = 0; t < q.size(1); ++t) {
+    Tensors token = inputs;
+    for (auto& [name, x] : token) {
+      if (is_token_input(name)) x = x.select(1, t);
+    }
+    o.select(1, t).copy_(call_step(op, token, state));
+  }
+  return {{"o", o}, {"final_state", state}};
 }
 
 const std::vector<std::string>& cyclic_flow_arguments() {
@@ -291,6 +401,7 @@ double relative_l2(const at::Tensor& got, const at::Tensor& want) {
 double limit_of(at::ScalarType case_dtype, const std::string& name, const at::Tensor& result) {
   if (result.scalar_type() == at::kBFloat16) return kLimitBf16;
   if (case_dtype == at::kDouble && result.scalar_type() == at::kDouble) return kLimitFp64;
+  if (name == "d_log_gamma") return kLimitFp32Sum;
   return name.starts_with("d_") ? kLimitFp32Gradient : kLimitFp32;
 }
 
@@ -328,7 +439,7 @@ std::string dtype_label(at::ScalarType dtype) { return dtype == at::kDouble ? "f
 
 std::string describe(const OpCase& c) {
   std::ostringstream out;
-  out << (c.op == Op::kCyclicFlow ? "cyclic_flow " : "scalar_gated_la ") << dtype_label(c.dtype);
+  out << op_name(c.op) << " " << dtype_label(c.dtype);
   out << " B " << c.batch() << " T " << c.tokens();
   if (!c.lengths.empty()) out << " lengths " << at::IntArrayRef(c.lengths);
   out << " H " << c.H << " K " << c.K << " V " << c.V << " M " << c.M << " gates " << static_cast<int>(c.gates);

@@ -15,11 +15,28 @@
 #include <vector>
 
 #include "cyfa/ops/cyclic_flow.h"
-#include "cyfa/ops/scalar_gated_la.h"
+#include "cyfa/ops/recurrence.h"
 
 namespace cyfa::test {
 
-enum class Op { kCyclicFlow, kScalarGatedLa };
+enum class Op {
+  kCyclicFlow,
+  kLa,
+  kFixedScalarGatedLa,
+  kScalarGatedLa,
+  kRowGatedLa,
+  kColumnGatedLa,
+  kDeltaRule,
+  kScalarGatedDeltaRule,
+  kRowGatedDeltaRule,
+};
+const std::vector<Op>& all_ops();
+const std::vector<Op>& recurrences();  // the interfaces of cyfa/ops/recurrence.h: all but cyclic_flow
+std::string op_name(Op op);            // "row_gated_la", as in messages
+std::string op_label(Op op);           // "RowGatedLa", as in names of tests
+// Its keys should have at most unit length: longer ones make the recurrence itself grow without bound.
+bool is_delta_rule(Op op);
+
 using Tensors = std::map<std::string, at::Tensor>;
 
 // The forget gates of a case. Spans of 6e4 have been met in practice (users.md, 2).
@@ -56,7 +73,7 @@ struct OpCase {
 Tensors make_inputs(const OpCase& c);
 Tensors make_output_gradients(const OpCase& c);
 
-// The options of both ops; scalar_gated_la has no norm_eps and no save_scores.
+// The options of every op; the recurrences have no norm_eps and no save_scores.
 struct RunOptions {
   ops::Backend backend = ops::Backend::kAuto;
   std::optional<double> scale = {};
@@ -66,12 +83,15 @@ struct RunOptions {
   bool save_scores = true;
 
   operator ops::CyclicFlowOptions() const { return {backend, scale, norm_eps, chunk, segment_chunks, save_scores}; }
-  operator ops::ScalarGatedLaOptions() const { return {backend, scale, chunk, segment_chunks}; }
+  operator ops::RecurrenceOptions() const { return {backend, scale, chunk, segment_chunks}; }
 };
 
-// The arguments of the ops' own calls.
+// The op's own call: outputs and final states.
+Tensors call(Op op, const Tensors& inputs, const RunOptions& options = {});
+// The same for a recurrence by its steps, from a copy of the initial state or from zeros: o and final_state.
+Tensors run_steps(Op op, const Tensors& inputs);
+
 ops::CyclicFlowInputs cyclic_flow_inputs(const Tensors& inputs);
-ops::ScalarGatedLaInputs scalar_gated_la_inputs(const Tensors& inputs);
 const std::vector<std::string>& cyclic_flow_arguments();  // in the order of the op's schema
 // What the dispatcher's own ops take: the tensors that are there, and their places in the order of the arguments.
 std::pair<std::vector<at::Tensor>, std::vector<int64_t>> packed_inputs(const Tensors& inputs);
@@ -107,6 +127,7 @@ double relative_l2(const at::Tensor& got, const at::Tensor& want);
 inline constexpr double kLimitFp64 = 1e-10;
 inline constexpr double kLimitFp32 = 5e-6;
 inline constexpr double kLimitFp32Gradient = 2e-5;
+inline constexpr double kLimitFp32Sum = 1e-4;  // d_log_gamma: a sum over all tokens, whose terms may cancel
 inline constexpr double kLimitBf16 = 4e-3;
 double limit_of(at::ScalarType case_dtype, const std::string& name, const at::Tensor& result);
 

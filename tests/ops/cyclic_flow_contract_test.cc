@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cyfa/ops/check.h"
+#include "cyfa/ops/scalar_gated_la.h"
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {
@@ -359,7 +360,8 @@ TEST(CyclicFlowBackend, TheFirstThatDoesNotRefuseIsChosen) {
 }
 
 TEST(ScalarGatedLaBackend, ReportsAndRefuses) {
-  const ops::ScalarGatedLaInputs in = scalar_gated_la_inputs(make_inputs({.op = Op::kScalarGatedLa}));
+  const Tensors x = make_inputs({.op = Op::kScalarGatedLa});
+  const ops::ScalarGatedLaInputs in{x.at("q"), x.at("k"), x.at("v"), x.at("log_alpha"), x.at("initial_state"), std::nullopt};
   EXPECT_EQ(ops::scalar_gated_la(in).backend, Backend::kPortable);
   EXPECT_EQ(ops::scalar_gated_la(in, RunOptions{.backend = Backend::kReference}).backend, Backend::kReference);
   EXPECT_THROW(ops::scalar_gated_la(in, RunOptions{.backend = Backend::kSm90}), ops::ArgumentError);

@@ -1,4 +1,4 @@
-// Random calls of cyclic_flow, about half of them wrong in one to three places. Whether a call is right is decided here, by
+// Random calls of every op, about half of them wrong in one to three places. Whether a call is right is decided here, by
 // rules of this file; a right one must match the reference and a wrong one must be an ArgumentError.
 #include <gtest/gtest.h>
 
@@ -21,8 +21,9 @@ class Fuzzer {
     return values.begin()[pick(0, static_cast<int64_t>(values.size()) - 1)];
   }
 
-  OpCase random_case(uint64_t seed) {
+  OpCase random_case(Op op, uint64_t seed) {
     OpCase c;
+    c.op = op;
     c.B = pick(0, 3);
     c.T = one_of<int64_t>({0, 1, 2, 5, 9, 17, 20});
     if (chance(0.4)) {
@@ -80,7 +81,7 @@ class Fuzzer {
         return;
       case 5:
         if (x.numel() == 0 || !x.is_contiguous()) return;
-        if (name == "log_alpha" && x.is_floating_point()) x.flatten()[pick(0, x.numel() - 1)] = one_of<double>({0.5, NAN});
+        if ((name == "log_alpha" || name == "log_gamma") && x.is_floating_point()) x.flatten()[pick(0, x.numel() - 1)] = one_of<double>({0.5, NAN});
         if (name == "cu_seqlens") x.flatten()[pick(0, x.numel() - 1)] = pick(-1, 30);
         return;
       default:
@@ -101,10 +102,31 @@ bool floating(const at::Tensor& x) {
 
 bool is(const at::Tensor& x, const std::vector<int64_t>& sizes) { return x.sizes() == at::IntArrayRef(sizes); }
 
-// The rules of cyfa/ops/cyclic_flow.h.
-bool right(const Tensors& x, const RunOptions& options) {
+// No gate above 0, none that is no number.
+bool gates_are_right(const at::Tensor& x) { return x.numel() == 0 || (x.to(at::kDouble) <= 0.0).all().item<bool>(); }
+
+// The rules of cyfa/ops/cyclic_flow.h and cyfa/ops/recurrence.h: `shapes` says what the op takes beside q, k, v, state and borders.
+using Shapes = std::map<std::string, std::vector<int64_t>>;
+
+Shapes gate_shapes(Op op, int64_t B, int64_t T, int64_t H, int64_t K, int64_t V) {
+  const std::vector<int64_t> token = {B, T, H};
+  switch (op) {
+    case Op::kCyclicFlow: return {{"log_alpha", token}, {"delta", token}, {"beta", token}};
+    case Op::kLa: return {};
+    case Op::kFixedScalarGatedLa: return {{"log_gamma", {H}}};
+    case Op::kScalarGatedLa: return {{"log_alpha", token}};
+    case Op::kRowGatedLa: return {{"log_alpha", {B, T, H, K}}};
+    case Op::kColumnGatedLa: return {{"log_alpha", {B, T, H, V}}};
+    case Op::kDeltaRule: return {{"beta", token}};
+    case Op::kScalarGatedDeltaRule: return {{"beta", token}, {"log_alpha", token}};
+    case Op::kRowGatedDeltaRule: return {{"beta", token}, {"log_alpha", {B, T, H, K}}};
+  }
+  return {};
+}
+
+bool right(Op op, const Tensors& x, const RunOptions& options) {
   if (options.chunk < 0 || options.chunk > 4096 || options.segment_chunks < 0) return false;
-  for (const char* name : {"q", "k", "v", "log_alpha", "delta", "beta", "readout"}) {
+  for (const char* name : {"q", "k", "v"}) {
     if (!has(x, name) || !floating(x.at(name))) return false;
   }
   for (const auto& [name, t] : x) {
@@ -116,16 +138,18 @@ bool right(const Tensors& x, const RunOptions& options) {
   const int64_t B = q.size(0), T = q.size(1), H = q.size(2), K = q.size(3), V = v.size(3);
   if (H < 1 || K < 1 || V < 1 || !is(x.at("k"), {B, T, H, K}) || !is(v, {B, T, H, V})) return false;
   if (x.at("k").scalar_type() != q.scalar_type() || v.scalar_type() != q.scalar_type()) return false;
-  for (const char* name : {"log_alpha", "delta", "beta"}) {
-    if (!is(x.at(name), {B, T, H})) return false;
+  for (const auto& [name, sizes] : gate_shapes(op, B, T, H, K, V)) {
+    if (!has(x, name) || !floating(x.at(name)) || !is(x.at(name), sizes)) return false;
+    if (name.starts_with("log_") && !gates_are_right(x.at(name))) return false;
   }
-  if (x.at("log_alpha").numel() > 0 && !(x.at("log_alpha").to(at::kDouble) <= 0.0).all().item<bool>()) return false;
-  const at::Tensor& readout = x.at("readout");
-  if (readout.dim() != 3) return false;
-  const int64_t m = readout.size(1);
-  if (!is(readout, {H, m, m}) || m % 2 == 0) return false;
-  for (const char* name : {"q_norm_weight", "k_norm_weight"}) {
-    if (x.contains(name) && (!is(x.at(name), {K}) || !floating(x.at(name)))) return false;
+  int64_t m = 0;
+  if (op == Op::kCyclicFlow) {
+    if (!has(x, "readout") || !floating(x.at("readout")) || x.at("readout").dim() != 3) return false;
+    m = x.at("readout").size(1);
+    if (!is(x.at("readout"), {H, m, m}) || m % 2 == 0) return false;
+    for (const char* name : {"q_norm_weight", "k_norm_weight"}) {
+      if (x.contains(name) && (!is(x.at(name), {K}) || !floating(x.at(name)))) return false;
+    }
   }
   int64_t N = B;
   if (has(x, "cu_seqlens")) {
@@ -134,8 +158,9 @@ bool right(const Tensors& x, const RunOptions& options) {
     N = borders.size(0) - 1;
     if (borders[0].item<int64_t>() != 0 || borders[N].item<int64_t>() != T || (borders.diff() < 0).any().item<bool>()) return false;
   }
-  if (!has(x, "initial_k")) return true;
   const at::ScalarType state = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  if (has(x, "initial_state")) return is(x.at("initial_state"), {N, H, K, V}) && x.at("initial_state").scalar_type() == state;
+  if (!has(x, "initial_k")) return true;
   const at::Tensor& clock = x.at("initial_clock");
   return is(x.at("initial_k"), {N, H, K, m + 1}) && is(x.at("initial_v"), {N, H, m + 1, V}) && is(clock, {N, H}) &&
          x.at("initial_k").scalar_type() == state && x.at("initial_v").scalar_type() == state &&
@@ -160,20 +185,24 @@ Tensors ones_for(const Tensors& outputs) {
   return gradients;
 }
 
-TEST(Fuzz, RightCallsMatchAndWrongCallsAreRefused) {
+class Fuzz : public testing::TestWithParam<Op> {};
+
+INSTANTIATE_TEST_SUITE_P(Ops, Fuzz, testing::ValuesIn(all_ops()), [](const auto& test) { return op_label(test.param); });
+
+TEST_P(Fuzz, RightCallsMatchAndWrongCallsAreRefused) {
   constexpr uint64_t kCalls = 2000;
   Fuzzer fuzzer(20240607);
   int taken = 0;
   int refused = 0;
   for (uint64_t call = 0; call < kCalls; ++call) {
-    const OpCase c = fuzzer.random_case(call);
+    const OpCase c = fuzzer.random_case(GetParam(), call);
     Tensors inputs = make_inputs(c);
     const RunOptions options = fuzzer.random_options();
     if (fuzzer.chance(0.6)) {
       for (int64_t i = fuzzer.pick(1, 3); i > 0; --i) fuzzer.change(inputs);
     }
     SCOPED_TRACE("call " + std::to_string(call) + ": " + describe(inputs, options));
-    const bool good = right(inputs, options);
+    const bool good = right(c.op, inputs, options);
     try {
       const Tensors outputs = run(c.op, inputs, {}, options);
       ASSERT_TRUE(good) << "was accepted";
@@ -185,7 +214,7 @@ TEST(Fuzz, RightCallsMatchAndWrongCallsAreRefused) {
     } catch (const ops::ArgumentError& error) {
       ASSERT_FALSE(good) << "was refused: " << error.what();
       ++refused;
-      ASSERT_NE(std::string(error.what()).find("cyclic_flow: "), std::string::npos) << error.what();
+      ASSERT_NE(std::string(error.what()).find(op_name(c.op) + ": "), std::string::npos) << error.what();
     } catch (const std::exception& error) {
       FAIL() << "neither a result nor an ArgumentError: " << std::string(error.what()).substr(0, 400);
     }

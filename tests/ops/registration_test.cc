@@ -16,10 +16,8 @@ using CyclicFlowSignature = std::tuple<Tensor, Tensor, Tensor, Tensor>(
     const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
     const OptionalTensor&, std::optional<double>, double, int64_t, int64_t, bool, c10::string_view);
 
-const char* const kPublicOps[] = {"cyfa::cyclic_flow", "cyfa::cyclic_flow_step", "cyfa::cyclic_flow_readout_table",
-                                  "cyfa::scalar_gated_la"};
-const char* const kKernels[] = {"cyfa::_cyclic_flow_forward", "cyfa::_cyclic_flow_backward", "cyfa::_scalar_gated_la_forward",
-                                "cyfa::_scalar_gated_la_backward", "cyfa::cyclic_flow_step"};
+const char* const kKernels[] = {"cyfa::_cyclic_flow_forward", "cyfa::_cyclic_flow_backward", "cyfa::_recurrence_forward",
+                                "cyfa::_recurrence_backward", "cyfa::cyclic_flow_step"};
 
 Tensors call_dispatcher(const Tensors& x, const char* backend = "auto") {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::cyclic_flow", "").typed<CyclicFlowSignature>();
@@ -38,7 +36,9 @@ Tensors on_meta(const Tensors& x) {
 }
 
 TEST(Registration, SchemasExist) {
-  for (const char* name : kPublicOps) EXPECT_TRUE(c10::Dispatcher::singleton().findSchema({name, ""}).has_value()) << name;
+  std::vector<std::string> names = {"cyfa::cyclic_flow_readout_table"};
+  for (const Op op : all_ops()) names.insert(names.end(), {"cyfa::" + op_name(op), "cyfa::" + op_name(op) + "_step"});
+  for (const std::string& name : names) EXPECT_TRUE(c10::Dispatcher::singleton().findSchema({name, ""}).has_value()) << name;
   for (const char* name : kKernels) {
     const auto op = c10::Dispatcher::singleton().findSchema({name, ""});
     ASSERT_TRUE(op.has_value()) << name;
@@ -49,17 +49,20 @@ TEST(Registration, SchemasExist) {
 }
 
 TEST(Registration, StatesOfAStepAreMarkedAsWritten) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::cyclic_flow_step", "");
-  for (const c10::Argument& argument : op.schema().arguments()) {
-    const bool state = argument.name() == "state_k" || argument.name() == "state_v" || argument.name() == "clock";
-    EXPECT_EQ(argument.alias_info() != nullptr && argument.alias_info()->isWrite(), state) << argument.name();
+  for (const Op each : all_ops()) {
+    const std::string name = "cyfa::" + op_name(each) + "_step";
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
+    for (const c10::Argument& argument : op.schema().arguments()) {
+      const bool state = argument.name().starts_with("state") || argument.name() == "clock";
+      EXPECT_EQ(argument.alias_info() != nullptr && argument.alias_info()->isWrite(), state) << name << " " << argument.name();
+    }
   }
 }
 
 class RegistrationMeta : public testing::TestWithParam<OpCase> {};
 
 TEST_P(RegistrationMeta, GivesTheShapesAndTypesOfARun) {
-  for (const Op op : {Op::kCyclicFlow, Op::kScalarGatedLa}) {
+  for (const Op op : all_ops()) {
     for (const ops::Backend backend : {ops::Backend::kPortable, ops::Backend::kReference}) {
       OpCase c = GetParam();
       c.op = op;
@@ -154,14 +157,13 @@ TEST(Registration, AnOutputWithoutInputsThatAskHasNoGraph) {
 
 // The hand-derived backward is not differentiable itself: asking must say so, not give a number.
 TEST(Registration, ASecondDerivativeIsAnError) {
-  for (const Op op : {Op::kCyclicFlow, Op::kScalarGatedLa}) {
+  for (const Op op : all_ops()) {
     for (const ops::Backend backend : {ops::Backend::kPortable, ops::Backend::kReference}) {
       Tensors leaves = make_inputs({.op = op});
       for (auto& [name, x] : leaves) x.requires_grad_();
-      const Tensor o = op == Op::kCyclicFlow ? ops::cyclic_flow(cyclic_flow_inputs(leaves), RunOptions{.backend = backend}).o
-                                             : ops::scalar_gated_la(scalar_gated_la_inputs(leaves), RunOptions{.backend = backend}).o;
+      const Tensor o = call(op, leaves, {.backend = backend}).at("o");
       const Tensor first = torch::autograd::grad({o.square().sum()}, {leaves.at("q")}, {}, true, /*create_graph=*/true)[0];
-      SCOPED_TRACE(op == Op::kCyclicFlow ? "cyclic_flow" : "scalar_gated_la");
+      SCOPED_TRACE(op_name(op));
       EXPECT_TRUE(first.requires_grad()) << "the graph ends at the first derivative: a second one would be silently wrong";
       if (!first.requires_grad()) continue;
       try {

@@ -1,5 +1,6 @@
-// ScalarGatedLA's reference: its adjoint against finite differences, and its relation to cyclic_flow, which is two of its
-// passes around a token-wise readout (eq:cyfa-two-pass).
+// The reference of the linear attention interfaces: each against the formula of the paper's Table 1 as matrices, its adjoint against finite
+// differences, the relations between them, and that of ScalarGatedLA to cyclic_flow, which is two of its passes around a token-wise readout
+// (eq:cyfa-two-pass).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,10 +12,10 @@
 #include <vector>
 
 #include "cyfa/kernels/cyclic_flow/reference.h"
-#include "cyfa/kernels/scalar_gated_la/reference.h"
+#include "cyfa/kernels/recurrence/reference.h"
 #include "tests/kernels/random_case.h"
 
-namespace cyfa::scalar_gated_la::reference {
+namespace cyfa::recurrence::reference {
 namespace {
 
 using test::CyclicFlowCase;
@@ -22,31 +23,54 @@ using test::random_cyclic_flow_case;
 using test::RandomSource;
 using test::relative_l2;
 
+struct Interface {
+  const char* name;
+  Gate gate;
+  bool delta;
+};
+
+const Interface kInterfaces[] = {{"LA", Gate::kNone, false},
+                                 {"ScalarGatedLA", Gate::kScalar, false},
+                                 {"RowGatedLA", Gate::kRow, false},
+                                 {"ColumnGatedLA", Gate::kColumn, false},
+                                 {"DeltaRule", Gate::kNone, true},
+                                 {"ScalarGatedDeltaRule", Gate::kScalar, true},
+                                 {"RowGatedDeltaRule", Gate::kRow, true}};
+const Interface& kScalarGatedLa = kInterfaces[1];
+
 struct Case {
   std::vector<int64_t> offsets = {0};
   int64_t H = 0, K = 0, V = 0;
-  std::vector<double> q, k, v, log_alpha, initial_state;
+  Gate gate = Gate::kNone;
+  std::vector<double> q, k, v, log_alpha, beta, initial_state;
   double scale = 1.0;
 
   int64_t N() const { return static_cast<int64_t>(offsets.size()) - 1; }
   int64_t T() const { return offsets.back(); }
   Inputs inputs() const {
-    return {N(), T(), H, K, V, offsets.data(), q.data(), k.data(), v.data(), log_alpha.data(),
-            initial_state.empty() ? nullptr : initial_state.data(), scale};
+    const auto given = [](const std::vector<double>& x) { return x.empty() ? nullptr : x.data(); };
+    return {N(),  T(), H, K, V, offsets.data(), q.data(), k.data(), v.data(), gate, given(log_alpha), given(beta), given(initial_state),
+            scale};
   }
 };
 
-Case random_case(const std::vector<int64_t>& lengths, int64_t H, int64_t K, int64_t V, bool initial_state, uint64_t seed) {
+Case random_case(const Interface& interface, const std::vector<int64_t>& lengths, int64_t H, int64_t K, int64_t V, bool initial_state,
+                 uint64_t seed) {
   RandomSource random(seed);
   Case c;
   for (const int64_t length : lengths) c.offsets.push_back(c.offsets.back() + length);
   c.H = H;
   c.K = K;
   c.V = V;
+  c.gate = interface.gate;
   c.q = random.normals(c.T() * H * K);
   c.k = random.normals(c.T() * H * K);
   c.v = random.normals(c.T() * H * V);
-  for (int64_t row = 0; row < c.T() * H; ++row) c.log_alpha.push_back(random.log_decay());
+  if (interface.delta) {  // keys of about unit length keep the state bounded
+    for (double& x : c.k) x /= std::sqrt(static_cast<double>(K));
+    for (int64_t row = 0; row < c.T() * H; ++row) c.beta.push_back(1.0 / (1.0 + std::exp(random.normals(1)[0])));
+  }
+  for (int64_t i = 0; i < c.T() * H * c.inputs().gates(); ++i) c.log_alpha.push_back(random.log_decay());
   if (initial_state) c.initial_state = random.normals(c.N() * H * K * V);
   c.scale = 1.0 / std::sqrt(static_cast<double>(K));
   return c;
@@ -75,11 +99,10 @@ void expect_gradients_match_differences(Case c) {
     const Outputs out = forward(c.inputs());
     return std::vector<double>{inner(out.o, d_o), inner(out.final_state, d_final)};
   };
-  const Named named_inputs[] = {{"q", &Case::q, &InputGradients::q},
-                                {"k", &Case::k, &InputGradients::k},
-                                {"v", &Case::v, &InputGradients::v},
-                                {"log_alpha", &Case::log_alpha, &InputGradients::log_alpha},
-                                {"initial_state", &Case::initial_state, &InputGradients::initial_state}};
+  const Named named_inputs[] = {
+      {"q", &Case::q, &InputGradients::q},          {"k", &Case::k, &InputGradients::k},
+      {"v", &Case::v, &InputGradients::v},          {"log_alpha", &Case::log_alpha, &InputGradients::log_alpha},
+      {"beta", &Case::beta, &InputGradients::beta}, {"initial_state", &Case::initial_state, &InputGradients::initial_state}};
   for (const Named& named : named_inputs) {
     std::vector<double>& input = c.*named.input;
     if (input.empty()) continue;
@@ -100,51 +123,84 @@ void expect_gradients_match_differences(Case c) {
   }
 }
 
-TEST(ScalarGatedLaReference, GradientsMatchFiniteDifferences) {
-  expect_gradients_match_differences(random_case({6}, 1, 3, 3, true, 1));
-  expect_gradients_match_differences(random_case({4, 0, 1, 5}, 3, 2, 4, true, 2));
-  expect_gradients_match_differences(random_case({0, 7}, 2, 5, 3, false, 3));
-  expect_gradients_match_differences(random_case({70}, 1, 2, 2, true, 4));  // crosses a segment of the backward walk
+class RecurrenceReference : public testing::TestWithParam<Interface> {};
+
+INSTANTIATE_TEST_SUITE_P(Interfaces, RecurrenceReference, testing::ValuesIn(kInterfaces),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST_P(RecurrenceReference, GradientsMatchFiniteDifferences) {
+  expect_gradients_match_differences(random_case(GetParam(), {6}, 1, 3, 3, true, 1));
+  expect_gradients_match_differences(random_case(GetParam(), {4, 0, 1, 5}, 3, 2, 4, true, 2));
+  expect_gradients_match_differences(random_case(GetParam(), {0, 7}, 2, 5, 3, false, 3));
+  expect_gradients_match_differences(random_case(GetParam(), {70}, 1, 2, 2, true, 4));  // crosses a segment of the backward walk
 }
 
-TEST(ScalarGatedLaReference, GradientsMatchFiniteDifferencesAtExtremeGates) {
-  Case c = random_case({6, 4}, 2, 3, 4, true, 5);
-  for (size_t row = 0; row < c.log_alpha.size(); ++row) {
-    if (row % 3 == 0) c.log_alpha[row] = 0.0;
-    if (row % 5 == 2) c.log_alpha[row] = -1e5;
+TEST_P(RecurrenceReference, GradientsMatchFiniteDifferencesAtExtremeGates) {
+  Case c = random_case(GetParam(), {6, 4}, 2, 3, 4, true, 5);
+  for (size_t i = 0; i < c.log_alpha.size(); ++i) {
+    if (i % 3 == 0) c.log_alpha[i] = 0.0;
+    if (i % 5 == 2) c.log_alpha[i] = -1e5;
   }
   expect_gradients_match_differences(c);
   const std::vector<double> d_final(c.N() * c.H * c.K * c.V, 1.0);
   const InputGradients d = backward(c.inputs(), nullptr, d_final.data());
-  for (size_t row = 0; row < c.log_alpha.size(); ++row) {
-    if (c.log_alpha[row] == -1e5) {
-      EXPECT_EQ(d.log_alpha[row], 0.0);
+  for (size_t i = 0; i < c.log_alpha.size(); ++i) {
+    if (c.log_alpha[i] == -1e5) {
+      EXPECT_EQ(d.log_alpha[i], 0.0);
     }
   }
 }
 
-// The recurrence unrolls into o_t = sum_{s <= t} (alpha_{s+1} ... alpha_t) (scale q_t . k_s) v_s (plus the initial state).
-TEST(ScalarGatedLaReference, UnrollsIntoDecayedAttention) {
-  const Case c = random_case({20}, 2, 3, 4, false, 6);
-  const Outputs out = forward(c.inputs());
-  std::vector<double> want(out.o.size(), 0.0);
-  for (int64_t h = 0; h < c.H; ++h) {
-    for (int64_t t = 0; t < c.T(); ++t) {
-      for (int64_t s = 0; s <= t; ++s) {
-        double weight = 0.0;
-        for (int64_t i = 0; i < c.K; ++i) weight += c.scale * c.q[(t * c.H + h) * c.K + i] * c.k[(s * c.H + h) * c.K + i];
-        double log_decay = 0.0;
-        for (int64_t u = s + 1; u <= t; ++u) log_decay += c.log_alpha[u * c.H + h];
-        weight *= std::exp(log_decay);
-        for (int64_t j = 0; j < c.V; ++j) want[(t * c.H + h) * c.V + j] += weight * c.v[(s * c.H + h) * c.V + j];
+// Matrices by rows, as Table 1 writes them.
+using Matrix = std::vector<std::vector<double>>;
+
+Matrix product(const Matrix& a, const Matrix& b) {
+  Matrix c(a.size(), std::vector<double>(b[0].size(), 0.0));
+  for (size_t i = 0; i < a.size(); ++i) {
+    for (size_t j = 0; j < b[0].size(); ++j) {
+      for (size_t l = 0; l < b.size(); ++l) c[i][j] += a[i][l] * b[l][j];
+    }
+  }
+  return c;
+}
+
+// Table 1's state update in its own words: (I - beta k k^T) and the gates as matrices on the left and right of the state.
+TEST_P(RecurrenceReference, IsTheFormulaOfTable1) {
+  const Case c = random_case(GetParam(), {20}, 1, 3, 4, true, 6);
+  const auto size = [](int64_t x) { return static_cast<size_t>(x); };
+  Matrix state(size(c.K), std::vector<double>(size(c.V)));
+  for (int64_t i = 0; i < c.K; ++i) {
+    for (int64_t j = 0; j < c.V; ++j) state[size(i)][size(j)] = c.initial_state[size(i * c.V + j)];
+  }
+  std::vector<double> want;
+  for (int64_t t = 0; t < c.T(); ++t) {
+    const auto gate = [&](int64_t i) { return std::exp(c.log_alpha[size(t * c.inputs().gates() + i)]); };
+    const double beta = c.beta.empty() ? 1.0 : c.beta[size(t)];
+    Matrix rows(size(c.K), std::vector<double>(size(c.K), 0.0));
+    Matrix columns(size(c.V), std::vector<double>(size(c.V), 0.0));
+    Matrix erase(size(c.K), std::vector<double>(size(c.K), 0.0));
+    for (int64_t i = 0; i < c.K; ++i) {
+      rows[size(i)][size(i)] = c.gate == Gate::kRow ? gate(i) : c.gate == Gate::kScalar ? gate(0) : 1.0;
+      for (int64_t j = 0; j < c.K; ++j) {
+        erase[size(i)][size(j)] = (i == j ? 1.0 : 0.0) - (c.beta.empty() ? 0.0 : beta * c.k[size(t * c.K + i)] * c.k[size(t * c.K + j)]);
       }
     }
+    for (int64_t j = 0; j < c.V; ++j) columns[size(j)][size(j)] = c.gate == Gate::kColumn ? gate(j) : 1.0;
+    state = product(product(erase, rows), product(state, columns));
+    for (int64_t j = 0; j < c.V; ++j) {
+      double o = 0.0;
+      for (int64_t i = 0; i < c.K; ++i) {
+        state[size(i)][size(j)] += beta * c.k[size(t * c.K + i)] * c.v[size(t * c.V + j)];
+        o += state[size(i)][size(j)] * c.scale * c.q[size(t * c.K + i)];
+      }
+      want.push_back(o);
+    }
   }
-  EXPECT_LT(relative_l2(out.o, want), 1e-13);
+  EXPECT_LT(relative_l2(forward(c.inputs()).o, want), 1e-13);
 }
 
-TEST(ScalarGatedLaReference, NoTokensLeavesTheStateAlone) {
-  const Case c = random_case({0, 0}, 2, 3, 4, true, 8);
+TEST_P(RecurrenceReference, NoTokensLeavesTheStateAlone) {
+  const Case c = random_case(GetParam(), {0, 0}, 2, 3, 4, true, 8);
   const Outputs out = forward(c.inputs());
   EXPECT_TRUE(out.o.empty());
   EXPECT_EQ(out.final_state, c.initial_state);
@@ -152,14 +208,80 @@ TEST(ScalarGatedLaReference, NoTokensLeavesTheStateAlone) {
   EXPECT_EQ(d.initial_state, c.initial_state);
 }
 
-TEST(ScalarGatedLaReference, RefusesBadShapesAndOffsets) {
-  Case c = random_case({3, 2}, 1, 2, 2, false, 9);
+TEST_P(RecurrenceReference, RefusesBadShapesAndOffsets) {
+  Case c = random_case(GetParam(), {3, 2}, 1, 2, 2, false, 9);
   c.offsets = {0, 6, 5};
   EXPECT_THROW(forward(c.inputs()), std::invalid_argument);
   EXPECT_THROW(backward(c.inputs(), nullptr, nullptr), std::invalid_argument);
   c.offsets = {0, 3, 5};
   c.K = 0;
   EXPECT_THROW(forward(c.inputs()), std::invalid_argument);
+  c.K = 2;
+  if (c.gate == Gate::kNone) {
+    c.log_alpha.assign(5, 0.0);
+  } else {
+    c.log_alpha.clear();
+  }
+  EXPECT_THROW(forward(c.inputs()), std::invalid_argument);
+}
+
+// Gates that are the same for all rows, or for all columns, are one scalar gate; their gradients add up to its gradient.
+TEST(RecurrenceReferences, EqualGatesAreOneGate) {
+  for (const bool delta : {false, true}) {
+    const Case scalar = random_case(delta ? kInterfaces[5] : kScalarGatedLa, {9, 0, 12}, 2, 3, 4, true, 10);
+    const std::vector<double> d_o = RandomSource(11).normals(scalar.T() * scalar.H * scalar.V);
+    const InputGradients want = backward(scalar.inputs(), d_o.data(), nullptr);
+    for (const Gate gate : {Gate::kRow, Gate::kColumn}) {
+      Case c = scalar;
+      c.gate = gate;
+      c.log_alpha.clear();
+      const int64_t width = c.inputs().gates();
+      for (const double x : scalar.log_alpha) c.log_alpha.insert(c.log_alpha.end(), static_cast<size_t>(width), x);
+      EXPECT_LT(relative_l2(forward(c.inputs()).o, forward(scalar.inputs()).o), 1e-14);
+      const InputGradients got = backward(c.inputs(), d_o.data(), nullptr);
+      EXPECT_LT(relative_l2(got.k, want.k), 1e-13);
+      std::vector<double> sums(want.log_alpha.size(), 0.0);
+      for (size_t i = 0; i < got.log_alpha.size(); ++i) sums[i / static_cast<size_t>(width)] += got.log_alpha[i];
+      EXPECT_LT(relative_l2(sums, want.log_alpha), 1e-12);
+    }
+  }
+}
+
+// RowGatedLA and ColumnGatedLA are each other's transpose: the state of one, fed the other's keys as values, is the other's transposed.
+TEST(RecurrenceReferences, ColumnsAreRowsOfTheTranspose) {
+  const Case rows = random_case(kInterfaces[2], {15}, 1, 3, 4, true, 12);
+  Case columns = rows;
+  columns.gate = Gate::kColumn;
+  columns.K = rows.V;
+  columns.V = rows.K;
+  std::swap(columns.k, columns.v);
+  columns.q = columns.k;
+  for (int64_t i = 0; i < rows.K; ++i) {
+    for (int64_t j = 0; j < rows.V; ++j)
+      columns.initial_state[static_cast<size_t>(j * rows.K + i)] = rows.initial_state[static_cast<size_t>(i * rows.V + j)];
+  }
+  const Outputs a = forward(rows.inputs());
+  const Outputs b = forward(columns.inputs());
+  for (int64_t i = 0; i < rows.K; ++i) {
+    for (int64_t j = 0; j < rows.V; ++j) {
+      EXPECT_DOUBLE_EQ(a.final_state[static_cast<size_t>(i * rows.V + j)], b.final_state[static_cast<size_t>(j * rows.K + i)]);
+    }
+  }
+}
+
+// After the delta rule with beta = 1 a key of unit length reads back exactly what was written under it.
+TEST(RecurrenceReferences, AUnitKeyReadsBackItsValue) {
+  Case c = random_case(kInterfaces[4], {12}, 1, 4, 3, true, 13);
+  for (int64_t t = 0; t < c.T(); ++t) {
+    double* key = c.k.data() + t * c.K;
+    double norm = 0.0;
+    for (int64_t i = 0; i < c.K; ++i) norm += key[i] * key[i];
+    for (int64_t i = 0; i < c.K; ++i) key[i] /= std::sqrt(norm);
+    c.beta[static_cast<size_t>(t)] = 1.0;
+  }
+  c.q = c.k;
+  c.scale = 1.0;
+  EXPECT_LT(relative_l2(forward(c.inputs()).o, c.v), 1e-13);
 }
 
 // What cyclic_flow feeds to the two passes: q and k after their norms, and the write vectors beta U(-clock) b [T, H, M].
@@ -200,14 +322,38 @@ PassInputs pass_inputs(const CyclicFlowCase& c) {
 
 Inputs key_pass(const CyclicFlowCase& c, const PassInputs& p) {
   const cyclic_flow::Shape& s = c.shape;
-  return {s.N, s.T, s.H, s.K, s.M, c.offsets.data(), p.q.data(), p.k.data(), p.writes.data(), c.log_alpha.data(),
-          c.initial_k.empty() ? nullptr : c.initial_k.data(), 1.0};
+  return {s.N,
+          s.T,
+          s.H,
+          s.K,
+          s.M,
+          c.offsets.data(),
+          p.q.data(),
+          p.k.data(),
+          p.writes.data(),
+          Gate::kScalar,
+          c.log_alpha.data(),
+          nullptr,
+          c.initial_k.empty() ? nullptr : c.initial_k.data(),
+          1.0};
 }
 
 Inputs value_pass(const CyclicFlowCase& c, const PassInputs& p, const std::vector<double>& queries) {
   const cyclic_flow::Shape& s = c.shape;
-  return {s.N, s.T, s.H, s.M, s.V, c.offsets.data(), queries.data(), p.writes.data(), c.v.data(), c.log_alpha.data(),
-          c.initial_v.empty() ? nullptr : c.initial_v.data(), 1.0};
+  return {s.N,
+          s.T,
+          s.H,
+          s.M,
+          s.V,
+          c.offsets.data(),
+          queries.data(),
+          p.writes.data(),
+          c.v.data(),
+          Gate::kScalar,
+          c.log_alpha.data(),
+          nullptr,
+          c.initial_v.empty() ? nullptr : c.initial_v.data(),
+          1.0};
 }
 
 void rotate(int64_t M, double tau, double* x) {
@@ -290,4 +436,4 @@ TEST(ScalarGatedLaReference, GatesOfBothPassesAddUp) {
 }
 
 }  // namespace
-}  // namespace cyfa::scalar_gated_la::reference
+}  // namespace cyfa::recurrence::reference

@@ -1,0 +1,47 @@
+// The definition of the linear attention interfaces of the paper's Table 1: one token loop in double precision and its adjoint. No torch.
+//   S' = gated S_{t-1};  u_t = v_t, or beta_t (v_t - S'^T k_t) for the delta rules;  S_t = S' + k_t u_t^T;  o_t = S_t^T (scale q_t)
+// The gate is a number, a number a row of S, or a number a column. A scalar gate commutes with I - beta k k^T, so the order of the two in
+// ScalarGatedDeltaRule does not matter.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace cyfa::recurrence {
+
+enum class Gate { kNone, kScalar, kRow, kColumn };
+
+namespace reference {
+
+struct Inputs {
+  int64_t N = 0, T = 0, H = 0, K = 0, V = 0;
+  const int64_t* offsets = nullptr;  // [N + 1]
+  const double* q = nullptr;         // [T, H, K]
+  const double* k = nullptr;         // [T, H, K]
+  const double* v = nullptr;         // [T, H, V]
+  Gate gate = Gate::kNone;
+  const double* log_alpha = nullptr;      // [T, H], [T, H, K] or [T, H, V] as the gate says, at most 0; null for kNone
+  const double* beta = nullptr;           // [T, H]; null: no delta rule
+  const double* initial_state = nullptr;  // [N, H, K, V]; null: zeros
+  double scale = 1.0;
+
+  int64_t gates() const;  // numbers a token and head: 0, 1, K or V
+};
+
+struct Outputs {
+  std::vector<double> o;            // [T, H, V]
+  std::vector<double> final_state;  // [N, H, K, V]
+};
+
+struct InputGradients {
+  std::vector<double> q, k, v, log_alpha, beta, initial_state;  // empty where there is no such input, initial_state excepted
+};
+
+// Both throw std::invalid_argument for impossible sizes, offsets or a missing gate.
+Outputs forward(const Inputs& in);
+
+// grad_o [T, H, V] and grad_final_state [N, H, K, V]; null means zero.
+InputGradients backward(const Inputs& in, const double* grad_o, const double* grad_final_state);
+
+}  // namespace reference
+}  // namespace cyfa::recurrence

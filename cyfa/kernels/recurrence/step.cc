@@ -1,0 +1,72 @@
+// A sweep over the rows of the state: read, gate, write, read out. The delta rules need S'^T k before they can write, which is a first
+// sweep.
+#include "cyfa/kernels/recurrence/step.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace cyfa::recurrence {
+namespace {
+
+// A row of the state after its gate: by_row times, for a column gate, by_column.
+struct Gates {
+  const float* row = nullptr;     // [K]
+  const float* column = nullptr;  // [V]; null: none
+};
+
+void pair_step(const StepParams& p, int64_t pair, const Gates& gates, float* u) {
+  const float* q = p.q + pair * p.K;
+  const float* k = p.k + pair * p.K;
+  const float* v = p.v + pair * p.V;
+  float* state = p.state + pair * p.K * p.V;
+  float* o = p.o + pair * p.V;
+  std::copy_n(v, p.V, u);
+  if (p.beta != nullptr) {
+    for (int64_t i = 0; i < p.K; ++i) {
+      const float weight = gates.row[i] * k[i];
+      const float* row = state + i * p.V;
+#pragma omp simd
+      for (int64_t j = 0; j < p.V; ++j) u[j] -= weight * row[j];
+    }
+    for (int64_t j = 0; j < p.V; ++j) u[j] *= p.beta[pair];
+  }
+  std::fill_n(o, p.V, 0.0F);
+  for (int64_t i = 0; i < p.K; ++i) {
+    float* row = state + i * p.V;
+    const float gate = gates.row[i];
+    const float query = p.scale * q[i];
+    if (gates.column != nullptr) {
+#pragma omp simd
+      for (int64_t j = 0; j < p.V; ++j) row[j] *= gates.column[j];
+    }
+#pragma omp simd
+    for (int64_t j = 0; j < p.V; ++j) {
+      row[j] = gate * row[j] + k[i] * u[j];
+      o[j] += query * row[j];
+    }
+  }
+}
+
+}  // namespace
+
+void step_cpu(const StepParams& p, int64_t begin, int64_t end, float* workspace) {
+  float* row = workspace;
+  float* column = row + p.K;
+  float* u = column + p.V;
+  std::fill_n(row, p.K, 1.0F);
+  for (int64_t pair = begin; pair < end; ++pair) {
+    switch (p.gate) {
+      case Gate::kNone: break;
+      case Gate::kScalar: std::fill_n(row, p.K, std::exp(p.log_alpha[pair])); break;
+      case Gate::kRow:
+        std::transform(p.log_alpha + pair * p.K, p.log_alpha + (pair + 1) * p.K, row, [](float x) { return std::exp(x); });
+        break;
+      case Gate::kColumn:
+        std::transform(p.log_alpha + pair * p.V, p.log_alpha + (pair + 1) * p.V, column, [](float x) { return std::exp(x); });
+        break;
+    }
+    pair_step(p, pair, {row, p.gate == Gate::kColumn ? column : nullptr}, u);
+  }
+}
+
+}  // namespace cyfa::recurrence

@@ -1,0 +1,241 @@
+#include "cyfa/ops/key_decay.h"
+
+#include <ATen/Parallel.h>
+
+#include "cyfa/kernels/key_decay/key_decay.h"
+#include "cyfa/ops/rows.h"
+
+namespace cyfa::ops {
+namespace {
+
+using at::Tensor;
+using key_decay::Stretches;
+
+Tensor batched(const Tensor& x) { return x.flatten(0, 1); }  // [n, g, ...] -> [n * g, ...]
+
+void add_to(Tensor& sum, const Tensor& x) {
+  if (sum.defined()) {
+    sum.add_(x);
+  } else {
+    sum = x;
+  }
+}
+
+bool fp32_on_cpu(const Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat; }
+
+// The stretches of x [..., K] as [stretches, length, K].
+Tensor stretches_of(const Tensor& x, const Stretches& s) { return x.view({-1, s.period, x.size(-1)}).narrow(1, s.offset, s.length); }
+
+int64_t count_of(const Tensor& x, const Stretches& s) { return x.numel() / (s.period * x.size(-1)); }
+
+const float* data(const Tensor& x) { return x.defined() ? x.const_data_ptr<float>() : nullptr; }
+float* mutable_data(const Tensor& x) { return x.defined() ? x.mutable_data_ptr<float>() : nullptr; }
+
+// Splits `count` pieces of `size` numbers over threads; inside a task there is one thread, and this is a plain call.
+template <class F>
+void over_pieces(int64_t count, int64_t size, const F& f) {
+  at::parallel_for(0, count, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, size)), f);
+}
+
+Tensor products_from_start(const Tensor& alpha) { return alpha.cumprod(1); }
+
+Tensor products_to_end(const Tensor& alpha) {
+  const Tensor products = at::ones_like(alpha, at::MemoryFormat::Contiguous);
+  const int64_t length = alpha.size(1);
+  if (length > 1) products.narrow(1, 0, length - 1).copy_(alpha.narrow(1, 1, length - 1).flip(1).cumprod(1).flip(1));
+  return products;
+}
+
+Tensor scaled_from_start(const Stretches& s, const Tensor& x, const Tensor& alpha) {
+  if (!fp32_on_cpu(x)) return stretches_of(x, s) * products_from_start(stretches_of(alpha, s));
+  const int64_t K = x.size(-1);
+  const Tensor out = at::empty({count_of(x, s), s.length, K}, x.options());
+  over_pieces(out.size(0), s.length * K,
+              [&](int64_t begin, int64_t end) { key_decay::from_start(s, begin, end, K, data(x), data(alpha), mutable_data(out)); });
+  return out;
+}
+
+Tensor scaled_to_end(const Stretches& s, const Tensor& x, const Tensor& alpha) {
+  if (!fp32_on_cpu(x)) return stretches_of(x, s) * products_to_end(stretches_of(alpha, s));
+  const int64_t K = x.size(-1);
+  const Tensor out = at::empty({count_of(x, s), s.length, K}, x.options());
+  over_pieces(out.size(0), s.length * K,
+              [&](int64_t begin, int64_t end) { key_decay::to_end(s, begin, end, K, data(x), data(alpha), mutable_data(out)); });
+  return out;
+}
+
+// grad and out are [stretches, length, K]; out and grad_log may be undefined together.
+void add_from_start(const Stretches& s, const Tensor& grad, const Tensor& out, const Tensor& alpha, const Tensor& grad_x,
+                    const Tensor& grad_log) {
+  if (!fp32_on_cpu(grad)) {
+    stretches_of(grad_x, s).addcmul_(grad, products_from_start(stretches_of(alpha, s)));
+    if (grad_log.defined()) stretches_of(grad_log, s).add_((grad * out).flip(1).cumsum(1).flip(1));
+    return;
+  }
+  const int64_t K = alpha.size(-1);
+  over_pieces(grad.size(0), s.length * K, [&](int64_t begin, int64_t end) {
+    key_decay::from_start_backward(s, begin, end, K, data(grad), data(out), data(alpha), mutable_data(grad_x), mutable_data(grad_log));
+  });
+}
+
+void add_to_end(const Stretches& s, const Tensor& grad, const Tensor& out, const Tensor& alpha, const Tensor& grad_x,
+                const Tensor& grad_log) {
+  if (!fp32_on_cpu(grad)) {
+    stretches_of(grad_x, s).addcmul_(grad, products_to_end(stretches_of(alpha, s)));
+    if (s.length > 1) {
+      const Stretches later{s.period, s.offset + 1, s.length - 1};
+      stretches_of(grad_log, later).add_((grad * out).narrow(1, 0, s.length - 1).cumsum(1));
+    }
+    return;
+  }
+  const int64_t K = alpha.size(-1);
+  over_pieces(grad.size(0), s.length * K, [&](int64_t begin, int64_t end) {
+    key_decay::to_end_backward(s, begin, end, K, data(grad), data(out), data(alpha), mutable_data(grad_x), mutable_data(grad_log));
+  });
+}
+
+// The halves of stretches of 2h tokens: queries in the second, keys in the first.
+Stretches queries(int64_t h) { return {2 * h, h, h}; }
+Stretches keys(int64_t h) { return {2 * h, 0, h}; }
+
+// The weights [n, g, C, C] of those pairs, as a view [n * g, stretches of a chunk, h, h].
+Tensor halves(const Tensor& weights, int64_t h) {
+  const int64_t blocks = weights.size(-1) / (2 * h);
+  return weights.view({-1, blocks, 2 * h, blocks, 2 * h}).diagonal(0, 1, 3).movedim(-1, 1).narrow(2, h, h).narrow(3, 0, h);
+}
+
+Tensor halves_copied(const Tensor& weights, int64_t h) { return halves(weights, h).reshape({-1, h, h}); }
+
+// Runs f(block of the weights, first row) over the blocks of `size` tokens on the diagonals of [n, g, C, C].
+template <class F>
+void over_blocks(int64_t size, const Tensor& like, const F& f) {
+  const int64_t C = like.size(2);
+  const int64_t K = like.size(3);
+  const int64_t count = like.size(0) * like.size(1) * (C / size);
+  over_pieces(count, size * size * K / 4, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = i * size;
+      f(row * C + row % C, row * K);
+    }
+  });
+}
+
+}  // namespace
+
+Tensor ScalarKeyDecay::from_start(const Tensor& x) const { return x * decay_.from_start; }
+
+Tensor ScalarKeyDecay::to_end(const Tensor& y) const { return y * decay_.to_end; }
+
+Tensor ScalarKeyDecay::scores(const Tensor& x, const Tensor& y) const {
+  return at::bmm(batched(x), batched(y).transpose(1, 2)).unflatten(0, {x.size(0), x.size(1)}).mul_(decay_.between);
+}
+
+void ScalarKeyDecay::from_start_backward(const Tensor& grad, const Tensor& result, const Tensor& grad_x) {
+  add_to(gates_.from_start, row_dot(grad, result));
+  grad_x.addcmul_(grad, decay_.from_start);
+}
+
+void ScalarKeyDecay::to_end_backward(const Tensor& grad, const Tensor& result, const Tensor& grad_y) {
+  add_to(gates_.to_end, row_dot(grad, result));
+  grad_y.addcmul_(grad, decay_.to_end);
+}
+
+void ScalarKeyDecay::whole_backward(const Tensor& share) { add_to(gates_.whole, share.sum(-1)); }
+
+void ScalarKeyDecay::scores_backward(const Tensor& grad, const Tensor& x, const Tensor& y, const Tensor& grad_x, const Tensor& grad_y) {
+  const Tensor decayed = grad * decay_.between;
+  const Tensor plain = at::bmm(batched(x), batched(y).transpose(1, 2)).view_as(grad);
+  add_to(gates_.pairs, plain.mul_(decayed).tril_(-1));
+  if (grad_x.defined()) batched(grad_x).baddbmm_(batched(decayed), batched(y));
+  batched(grad_y).baddbmm_(batched(decayed).transpose(1, 2), batched(x));
+}
+
+PerKeyDecay::PerKeyDecay(const Tensor& log_alpha)
+    : alpha_(log_alpha.exp().contiguous()),
+      whole_(alpha_.prod(2).unsqueeze(-1)),
+      grad_log_(at::zeros(log_alpha.sizes(), log_alpha.options())) {}
+
+int64_t PerKeyDecay::leaf() const { return fp32_on_cpu(alpha_) ? std::min(alpha_.size(2), key_decay::kMaxBlock) : 1; }
+
+Tensor PerKeyDecay::from_start(const Tensor& x) const {
+  const int64_t C = alpha_.size(2);
+  return scaled_from_start({C, 0, C}, x, alpha_).view_as(alpha_);
+}
+
+Tensor PerKeyDecay::to_end(const Tensor& y) const {
+  const int64_t C = alpha_.size(2);
+  return scaled_to_end({C, 0, C}, y, alpha_).view_as(alpha_);
+}
+
+void PerKeyDecay::from_start_backward(const Tensor& grad, const Tensor& result, const Tensor& grad_x) {
+  const int64_t C = alpha_.size(2);
+  add_from_start({C, 0, C}, batched(grad), batched(result), alpha_, grad_x, grad_log_);
+}
+
+void PerKeyDecay::to_end_backward(const Tensor& grad, const Tensor& result, const Tensor& grad_y) {
+  const int64_t C = alpha_.size(2);
+  add_to_end({C, 0, C}, batched(grad), batched(result), alpha_, grad_y, grad_log_);
+}
+
+void PerKeyDecay::whole_backward(const Tensor& share) { grad_log_.add_(share.unsqueeze(2)); }
+
+Tensor PerKeyDecay::scores(const Tensor& x, const Tensor& y) const {
+  const int64_t C = alpha_.size(2);
+  const int64_t K = alpha_.size(3);
+  const Tensor weights = at::zeros({x.size(0), x.size(1), C, C}, x.options());
+  for (int64_t h = C / 2; h >= leaf(); h /= 2) {
+    const Tensor query = scaled_from_start(queries(h), x, alpha_);
+    const Tensor key = scaled_to_end(keys(h), y, alpha_);
+    const Tensor block = halves(weights, h);
+    block.copy_(at::bmm(query, key.transpose(1, 2)).view(block.sizes()));
+  }
+  if (leaf() == 1) {
+    weights.diagonal(0, 2, 3).copy_(row_dot(x, y));
+  } else {
+    over_blocks(leaf(), x, [&](int64_t block, int64_t row) {
+      key_decay::block_scores(leaf(), K, data(x) + row, data(y) + row, data(alpha_) + row, mutable_data(weights) + block, C);
+    });
+  }
+  return weights;
+}
+
+Tensor PerKeyDecay::apply(const Tensor& weights, const Tensor& y) const {
+  const int64_t C = alpha_.size(2);
+  const int64_t K = alpha_.size(3);
+  const Tensor z = leaf() == 1 ? y * weights.diagonal(0, 2, 3).unsqueeze(-1) : at::zeros(y.sizes(), y.options());
+  for (int64_t h = C / 2; h >= leaf(); h /= 2) {
+    const Tensor key = scaled_to_end(keys(h), y, alpha_);
+    add_from_start(queries(h), at::bmm(halves_copied(weights, h), key), {}, alpha_, z, {});
+  }
+  if (leaf() == 1) return z;
+  over_blocks(leaf(), y, [&](int64_t block, int64_t row) {
+    key_decay::block_apply(leaf(), K, data(weights) + block, C, data(y) + row, data(alpha_) + row, mutable_data(z) + row);
+  });
+  return z;
+}
+
+void PerKeyDecay::scores_backward(const Tensor& grad, const Tensor& x, const Tensor& y, const Tensor& grad_x, const Tensor& grad_y) {
+  const int64_t C = alpha_.size(2);
+  const int64_t K = alpha_.size(3);
+  const Tensor wanted_x = grad_x.defined() ? grad_x : at::zeros(x.sizes(), x.options());
+  for (int64_t h = C / 2; h >= leaf(); h /= 2) {
+    const Tensor query = scaled_from_start(queries(h), x, alpha_);
+    const Tensor key = scaled_to_end(keys(h), y, alpha_);
+    const Tensor weights = halves_copied(grad, h);
+    add_from_start(queries(h), at::bmm(weights, key), query, alpha_, wanted_x, grad_log_);
+    add_to_end(keys(h), at::bmm(weights.transpose(1, 2), query), key, alpha_, grad_y, grad_log_);
+  }
+  if (leaf() == 1) {
+    const Tensor weights = grad.diagonal(0, 2, 3).unsqueeze(-1);
+    if (grad_x.defined()) grad_x.addcmul_(weights, y);
+    grad_y.addcmul_(weights, x);
+    return;
+  }
+  over_blocks(leaf(), x, [&](int64_t block, int64_t row) {
+    float* to_x = grad_x.defined() ? mutable_data(grad_x) + row : nullptr;
+    key_decay::block_backward(leaf(), K, data(grad) + block, C, data(x) + row, data(y) + row, data(alpha_) + row, to_x,
+                              mutable_data(grad_y) + row, mutable_data(grad_log_) + row);
+  });
+}
+
+}  // namespace cyfa::ops
