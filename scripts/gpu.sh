@@ -26,9 +26,9 @@ case $what in
     build-cuda/cyfa doctor
     ;;
   bench)
-    build-cuda/cyfa bench op --device cuda --dtype bf16 --B 32 --pass forward --json build-cuda/bench_forward.json
-    build-cuda/cyfa bench op --device cuda --dtype bf16 --B 32 --pass both --json build-cuda/bench_both.json
-    build-cuda/cyfa bench op --device cuda --dtype bf16 --op step --json build-cuda/bench_step.json
+    shift
+    "${PYTHON:-python3}" bench/gpu_bench.py "$@"
+    "${PYTHON:-python3}" scripts/benchmarks_doc.py
     ;;
   *) stop "unknown; wanted test or bench" ;;
 esac

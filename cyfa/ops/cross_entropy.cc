@@ -7,8 +7,8 @@
 namespace cyfa::ops {
 namespace {
 
-// Logits that are there at once: 16 MB of fp32.
-constexpr int64_t kLogits = int64_t{1} << 22;
+// Logits that are there at once: 16 MB of fp32, which stay in a CPU's cache, or 256 MB, enough for a GPU's products.
+constexpr int64_t kLogits = int64_t{1} << 22, kLogitsOnGpu = int64_t{1} << 26;
 
 struct Parts {
   at::Tensor loss, grad_x, grad_weight;  // gradients undefined where not asked for
@@ -23,7 +23,7 @@ Parts compute(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& t
   out.loss = at::zeros({}, x.options().dtype(wide));
   if (want_x) out.grad_x = at::empty_like(x);
   if (want_weight) out.grad_weight = at::zeros(weight.sizes(), weight.options().dtype(wide));
-  const int64_t rows = std::clamp<int64_t>(kLogits / V, 32, 8192);
+  const int64_t rows = std::clamp<int64_t>((x.is_cuda() ? kLogitsOnGpu : kLogits) / V, 32, 8192);
   for (int64_t begin = 0; begin < N; begin += rows) {
     const int64_t n = std::min(rows, N - begin);
     const at::Tensor part = x.narrow(0, begin, n), counted = counts.narrow(0, begin, n).unsqueeze(1);

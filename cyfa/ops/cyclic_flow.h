@@ -67,7 +67,8 @@ at::Tensor cyclic_flow_readout_table(const at::Tensor& readout);
 // clock [N, H] and taken out of Fourier coordinates, [N, H, m, X].
 at::Tensor cyclic_flow_slots(const at::Tensor& rows, const at::Tensor& clock);
 
-// One token for each of B states, in place on `state`, without autograd. The states are contiguous, fp32 with the clock in fp64.
+// One token for each of B states, in place on `state`, without autograd. The states are contiguous, fp32 with the clock in fp64; k and v
+// may also both be bf16: half the memory, rounded at every step (docs/operator.md, "States in bf16").
 struct CyclicFlowStepInputs {
   at::Tensor q;              // [B, H, K]
   at::Tensor k;              // [B, H, K]

@@ -31,14 +31,16 @@ void check_all(const CyclicFlowStepInputs& in, const CyclicFlowState& state) {
   check::shape(kOp, "log_alpha", in.log_alpha, {{"B", B}, {"H", H}});
   check::shape(kOp, "delta", in.delta, {{"B", B}, {"H", H}});
   check::shape(kOp, "beta", in.beta, {{"B", B}, {"H", H}});
-  check::shape(kOp, "readout_table", in.readout_table, {{"H", H}, {"M", -1}, {"M", in.readout_table.dim() == 3 ? in.readout_table.size(1) : -1}});
+  check::shape(kOp, "readout_table", in.readout_table,
+               {{"H", H}, {"M", -1}, {"M", in.readout_table.dim() == 3 ? in.readout_table.size(1) : -1}});
   const int64_t M = in.readout_table.size(1);
   if (M < 2 || M % 2 != 0) check::fail(kOp, "readout_table has " + std::to_string(M) + " stored slots, wanted an even number");
   check::shape(kOp, "state.k", state.k, {{"B", B}, {"H", H}, {"K", K}, {"M", M}});
   check::shape(kOp, "state.v", state.v, {{"B", B}, {"H", H}, {"M", M}, {"V", V}});
   check::shape(kOp, "state.clock", state.clock, {{"B", B}, {"H", H}});
-  check_state("state.k", state.k, at::kFloat);
-  check_state("state.v", state.v, at::kFloat);
+  const at::ScalarType type = state.k.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
+  check_state("state.k", state.k, type);
+  check_state("state.v", state.v, type);
   check_state("state.clock", state.clock, at::kDouble);
   const at::Device device = in.q.device();
   for (const auto& [name, x] :
@@ -48,8 +50,12 @@ void check_all(const CyclicFlowStepInputs& in, const CyclicFlowState& state) {
     check::floating(kOp, name, *x);
     check::same_device(kOp, name, *x, "q", device);
   }
-  for (const auto& [name, x] : {std::pair<const char*, const at::Tensor&>{"k", in.k}, {"v", in.v}, {"log_alpha", in.log_alpha}, {"delta", in.delta},
-                                {"beta", in.beta}, {"readout_table", in.readout_table}}) {
+  for (const auto& [name, x] : {std::pair<const char*, const at::Tensor&>{"k", in.k},
+                                {"v", in.v},
+                                {"log_alpha", in.log_alpha},
+                                {"delta", in.delta},
+                                {"beta", in.beta},
+                                {"readout_table", in.readout_table}}) {
     check::floating(kOp, name, x);
     check::same_device(kOp, name, x, "q", device);
   }
@@ -67,7 +73,8 @@ const float* data(const at::Tensor& x) { return x.defined() ? x.const_data_ptr<f
 
 at::Tensor step_on_cpu(const CyclicFlowStepInputs& in, const CyclicFlowState& state, const StepSettings& settings) {
   const at::Tensor q = plain(in.q), k = plain(in.k), v = plain(in.v), log_alpha = plain(in.log_alpha), delta = plain(in.delta),
-                   beta = plain(in.beta), table = plain(in.readout_table), q_weight = plain(in.q_norm_weight), k_weight = plain(in.k_norm_weight);
+                   beta = plain(in.beta), table = plain(in.readout_table), q_weight = plain(in.q_norm_weight),
+                   k_weight = plain(in.k_norm_weight);
   const at::Tensor o = at::empty(v.sizes(), v.options());
   cyclic_flow::StepParams p;
   p.B = q.size(0);
@@ -125,8 +132,8 @@ at::Tensor step_on_aten(const CyclicFlowStepInputs& in, const CyclicFlowState& s
 // state_k, state_v and clock are changed in place.
 at::Tensor step_entry(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_alpha, const at::Tensor& delta,
                       const at::Tensor& beta, const at::Tensor& table, at::Tensor state_k, at::Tensor state_v, at::Tensor clock,
-                      const std::optional<at::Tensor>& q_norm_weight, const std::optional<at::Tensor>& k_norm_weight, std::optional<double> scale,
-                      double norm_eps, c10::string_view backend) {
+                      const std::optional<at::Tensor>& q_norm_weight, const std::optional<at::Tensor>& k_norm_weight,
+                      std::optional<double> scale, double norm_eps, c10::string_view backend) {
   CyclicFlowOptions options;
   options.backend = parse_backend(std::string_view(backend.data(), backend.size()));
   options.scale = scale;
@@ -135,8 +142,8 @@ at::Tensor step_entry(const at::Tensor& q, const at::Tensor& k, const at::Tensor
 }
 
 at::Tensor step_meta(const at::Tensor&, const at::Tensor&, const at::Tensor& v, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                     const at::Tensor&, at::Tensor, at::Tensor, at::Tensor, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-                     std::optional<double>, double, c10::string_view) {
+                     const at::Tensor&, at::Tensor, at::Tensor, at::Tensor, const std::optional<at::Tensor>&,
+                     const std::optional<at::Tensor>&, std::optional<double>, double, c10::string_view) {
   return at::empty(v.sizes(), v.options());
 }
 
@@ -161,14 +168,23 @@ at::Tensor cyclic_flow_step(const CyclicFlowStepInputs& in, const CyclicFlowStat
   check::scale(kOp, settings.scale);
   check::norm_eps(kOp, settings.norm_eps);
   if (backend == Backend::kSm90) return step_on_sm90(in, state, settings);
-  const at::Tensor o = in.q.is_cpu() ? step_on_cpu(in, state, settings) : step_on_aten(in, state, settings);
+  const auto step = [&](const CyclicFlowState& wide) {
+    return in.q.is_cpu() ? step_on_cpu(in, wide, settings) : step_on_aten(in, wide, settings);
+  };
+  if (state.k.scalar_type() == at::kFloat) return step(state).to(in.v.scalar_type());
+  const CyclicFlowState wide{state.k.to(at::kFloat), state.v.to(at::kFloat), state.clock};
+  const at::Tensor o = step(wide);
+  state.k.copy_(wide.k);
+  state.v.copy_(wide.v);
   return o.to(in.v.scalar_type());
 }
 
 TORCH_LIBRARY_FRAGMENT(cyfa, library) {
   library.def(
-      "cyclic_flow_step(Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor delta, Tensor beta, Tensor readout_table, Tensor(a!) state_k, "
-      "Tensor(b!) state_v, Tensor(c!) clock, *, Tensor? q_norm_weight=None, Tensor? k_norm_weight=None, float? scale=None, float norm_eps=1e-6, "
+      "cyclic_flow_step(Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor delta, Tensor beta, Tensor readout_table, Tensor(a!) "
+      "state_k, "
+      "Tensor(b!) state_v, Tensor(c!) clock, *, Tensor? q_norm_weight=None, Tensor? k_norm_weight=None, float? scale=None, float "
+      "norm_eps=1e-6, "
       "str backend='auto') -> Tensor");
   library.def("cyclic_flow_readout_table(Tensor readout) -> Tensor");
 }

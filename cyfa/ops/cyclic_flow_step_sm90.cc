@@ -11,6 +11,10 @@ namespace {
 
 at::Tensor plain(const at::Tensor& x) { return x.detach().to(at::kFloat).contiguous(); }
 
+cyclic_flow::StepDtype state_dtype(const CyclicFlowState& state) {
+  return state.k.scalar_type() == at::kBFloat16 ? cyclic_flow::StepDtype::kBFloat16 : cyclic_flow::StepDtype::kFloat32;
+}
+
 // The tensors that the kernel reads, in the types it takes, and its parameters.
 struct Launch {
   at::Tensor q, k, v, log_alpha, delta, beta, table, q_weight, k_weight, o;
@@ -43,8 +47,9 @@ struct Launch {
     p.readout_table = table.const_data_ptr<float>();
     p.q_norm_weight = q_weight.defined() ? q_weight.const_data_ptr<float>() : nullptr;
     p.k_norm_weight = k_weight.defined() ? k_weight.const_data_ptr<float>() : nullptr;
-    p.state_k = state.k.data_ptr<float>();
-    p.state_v = state.v.data_ptr<float>();
+    p.state_dtype = state_dtype(state);
+    p.state_k = state.k.data_ptr();
+    p.state_v = state.v.data_ptr();
     p.clock = state.clock.data_ptr<double>();
   }
 };
@@ -62,8 +67,9 @@ std::string step_sm90_refusal(const CyclicFlowStepInputs& in, const CyclicFlowSt
   p.K = in.q.size(2);
   p.V = in.v.size(2);
   p.M = in.readout_table.size(1);
-  p.state_k = state.k.data_ptr<float>();
-  p.state_v = state.v.data_ptr<float>();
+  p.state_dtype = state_dtype(state);
+  p.state_k = state.k.data_ptr();
+  p.state_v = state.v.data_ptr();
   const char* reason = cyclic_flow::step_cuda_refusal(p);
   return reason != nullptr ? reason : "";
 }

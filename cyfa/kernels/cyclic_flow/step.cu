@@ -33,15 +33,14 @@ constexpr int kMaxSlots = 256;
 static_assert(kMaxSlots / 2 <= kThreads, "a thread takes at most one frequency");
 constexpr int kMaxSharedBytes = 226 * 1024;  // of the 227 KB of a multiprocessor; normalise has a little of its own
 constexpr int kFreeSharedBytes = 47 * 1024;  // of 48 KB that need no leave, likewise
-constexpr int kLineBytes = 128;
 
-// H200, K = V = 256, M = 128, H = 4, us a launch by blocks of a cluster (1, 2, 4, 8): batch 8 takes 20.6, 15.2, 14.6, 21.9; batch
-// 16 23.1, 18.5, 25.5, 33.5; batch 32 28.8, 27.7, 39.5, 56.1; batch 64 44.9, 50.5, 65.5, 101. Three blocks on each multiprocessor ask for
-// 25 MB of state_v before the readout: half the L2 cache. With the table in shared memory two blocks must fit: it saves 4 to 7% where
-// clusters are at work.
-constexpr int kWantedBlocks = 128;
-constexpr int kPrefetchBytes = 64 * 1024;
-constexpr int kMaxTableBytes = 112 * 1024;
+// H200, K = V = 256, M = 128, H = 4, us a launch by blocks of a cluster (1, 2, 4, 8): batch 1 takes 15.2, 11.3, 8.9, 7.3; batch
+// 8 16.0, 12.8, 16.0, 19.0; batch 16 22.2, 16.5, 23.9, 30.2; batch 32 27.4, 25.9, 36.5, 51.3; batch 64 45.6, 48.4, 61.4, 95.5; batch 256
+// 156, 176, 219, 355.
+constexpr int kWantedBlocks = 64;
+constexpr int kManyHeads = 256;
+constexpr int kMultiprocessors = 132;
+constexpr int kPrefetchBytes = 64 * 1024;  // of state_v, by a block: three on each multiprocessor ask for half of the L2 cache
 
 // First of `count` things that belong to part `index` of `parts`.
 __host__ __device__ constexpr int part_begin(int count, int index, int parts) {
@@ -50,27 +49,27 @@ __host__ __device__ constexpr int part_begin(int count, int index, int parts) {
 
 // Offsets into shared memory, in floats; all multiples of 4.
 struct Layout {
-  int q, k, trig, write, scores, probs, read, slices, partial, table, total;
+  int q, k, trig, write, scores, read, slices, partial, table, values, total;
 };
 
 __host__ __device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-__host__ __device__ constexpr Layout shared_layout(int K, int V, int M, int blocks, bool has_table) {
+__host__ __device__ constexpr Layout shared_layout(int K, int V, int M, int blocks, bool has_table, int held_bytes) {
   Layout at{};
   at.q = 0;
   at.k = at.q + K;
   at.trig = at.k + K;
   at.write = at.trig + M;
   at.scores = at.write + M;
-  at.probs = at.scores + M;
-  at.read = at.probs + M;
+  at.read = at.scores + M;
   at.slices = at.read + M;
   at.partial = at.slices + kSlices / blocks * M;
   const int key_pass = ceil_div(K / kGroupRows, blocks) * M;
   const int value_pass = M / kGroupRows * ceil_div(V / 4, blocks) * 4;
-  at.table = at.partial + max_of(max_of(key_pass, value_pass), kThreads * 4);
-  at.total = at.table + (has_table ? M * M : 0);
+  at.table = at.partial + max_of(max_of(key_pass, value_pass), kWarps * (M + 2));
+  at.values = at.table + (has_table ? M * M : 0);
+  at.total = at.values + M * ceil_div(V / 4, blocks) * held_bytes;
   return at;
 }
 
@@ -99,26 +98,65 @@ __device__ float warp_max(float x) {
   return x;
 }
 
-__device__ void prefetch_l2(const char* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
+__device__ void prefetch_l2(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+}
 
-struct Rows {
-  float4 x[kGroupRows];
+// Waits for the launch before this one; lets the next one begin as soon as there is room for it.
+__device__ void wait_for_earlier_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
+
+// Four neighbours of a state as they lie in memory.
+template <class S>
+struct Quad;
+
+template <>
+struct Quad<float> {
+  using Packed = float4;
+  static __device__ float4 wide(float4 x) { return x; }
+  static __device__ float4 narrow(float4 x) { return x; }
+  static __device__ void copy_async(uint32_t to, const float4* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  }
 };
 
-// The groups of rows that a thread takes of one float4 column of a state.
+template <>
+struct Quad<__nv_bfloat16> {
+  using Packed = uint2;
+  static __device__ float4 wide(uint2 x) {
+    return make_float4(__uint_as_float(x.x << 16), __uint_as_float(x.x & 0xFFFF0000U), __uint_as_float(x.y << 16),
+                       __uint_as_float(x.y & 0xFFFF0000U));
+  }
+  static __device__ uint2 narrow(float4 x) {
+    const __nv_bfloat162 low = __floats2bfloat162_rn(x.x, x.y), high = __floats2bfloat162_rn(x.z, x.w);
+    return make_uint2(*reinterpret_cast<const unsigned*>(&low), *reinterpret_cast<const unsigned*>(&high));
+  }
+  static __device__ void copy_async(uint32_t to, const uint2* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+  }
+};
+
+template <class S>
+struct Rows {
+  typename Quad<S>::Packed x[kGroupRows];
+};
+
+// The groups of rows that a thread takes of four columns of a state.
+template <class S>
 struct Share {
-  float4* column;  // row 0
-  int row_stride;  // in float4
+  using Packed = typename Quad<S>::Packed;
+  Packed* column;  // row 0
+  int row_stride;  // in Packed
   int group;       // the first
   int step;
   int end;
 
-  __device__ float4* at(int which) const { return column + static_cast<int64_t>(kGroupRows * which) * row_stride; }
+  __device__ Packed* at(int which) const { return column + static_cast<int64_t>(kGroupRows * which) * row_stride; }
 
-  __device__ Rows load(int which) const {
-    Rows rows = {};
+  __device__ Rows<S> load(int which) const {
+    Rows<S> rows = {};
     if (which < end) {
-      const float4* from = at(which);
+      const Packed* from = at(which);
 #pragma unroll
       for (int i = 0; i < kGroupRows; ++i) rows.x[i] = __ldcs(from + i * row_stride);
     }
@@ -126,54 +164,125 @@ struct Share {
   }
 };
 
-// S[r, :] = alpha S[r, :] + a[r] x in place and sum_r b[r] S[r, :] for the rows of each group; `rows` is the first group, loaded
-// beforehand. The sum of group g goes to sums[(g - first) * columns].
-__device__ void update_and_read(const Share& share, Rows rows, float alpha, float4 x, const float* a, const float* b, float4* sums,
+// One group of S[r, :] = alpha S[r, :] + a[r] x, written to `to`; what is read afterwards is what was written.
+template <class S>
+__device__ void update(Rows<S>& rows, float alpha, float4 x, float4 a, typename Quad<S>::Packed* to, int row_stride) {
+  const float in[kGroupRows] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+  for (int i = 0; i < kGroupRows; ++i) {
+    rows.x[i] = Quad<S>::narrow(fma4(in[i], x, scaled(alpha, Quad<S>::wide(rows.x[i]))));
+    __stcs(to + i * row_stride, rows.x[i]);
+  }
+}
+
+// sum_r b[r] S[r, :] of one group.
+template <class S>
+__device__ float4 read(const Rows<S>& rows, float4 b) {
+  const float out[kGroupRows] = {b.x, b.y, b.z, b.w};
+  float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+#pragma unroll
+  for (int i = 0; i < kGroupRows; ++i) sum = fma4(out[i], Quad<S>::wide(rows.x[i]), sum);
+  return sum;
+}
+
+__device__ float4 group_of(const float* x, int group) { return *reinterpret_cast<const float4*>(x + kGroupRows * group); }
+
+// Update and reading of all groups of a share; `rows` is the first group, loaded beforehand. The sum of group g goes to
+// sums[(g - first) * columns].
+template <class S>
+__device__ void update_and_read(const Share<S>& share, Rows<S> rows, float alpha, float4 x, const float* a, const float* b, float4* sums,
                                 int first, int columns) {
 #pragma unroll 1
   for (int group = share.group; group < share.end; group += share.step) {
-    const Rows ahead = share.load(group + share.step);
-    float4* to = share.at(group);
-    const float4 a4 = *reinterpret_cast<const float4*>(a + kGroupRows * group);
-    const float4 b4 = *reinterpret_cast<const float4*>(b + kGroupRows * group);
-    const float in[kGroupRows] = {a4.x, a4.y, a4.z, a4.w};
-    const float out[kGroupRows] = {b4.x, b4.y, b4.z, b4.w};
-    float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-#pragma unroll
-    for (int i = 0; i < kGroupRows; ++i) {
-      const float4 s = fma4(in[i], x, scaled(alpha, rows.x[i]));
-      __stcs(to + i * share.row_stride, s);
-      sum = fma4(out[i], s, sum);
-    }
-    sums[(group - first) * columns] = sum;
+    const Rows<S> ahead = share.load(group + share.step);
+    update(rows, alpha, x, group_of(a, group), share.at(group), share.row_stride);
+    sums[(group - first) * columns] = read(rows, group_of(b, group));
     rows = ahead;
   }
 }
 
-// Step 1: q and k, normalised if they have a weight, to shared memory.
+// A share of a state in shared memory, rows of `columns` Packed; each thread touches only what it has copied itself.
+template <class S>
+struct Held {
+  using Packed = typename Quad<S>::Packed;
+  Packed* column;
+  int columns;
+
+  __device__ Packed* at(int group, int i) const { return column + (kGroupRows * group + i) * columns; }
+
+  __device__ void ask(const Share<S>& share) const {
+#pragma unroll 4
+    for (int group = share.group; group < share.end; group += share.step) {
+#pragma unroll
+      for (int i = 0; i < kGroupRows; ++i)
+        Quad<S>::copy_async(hopper::shared_address(at(group, i)), share.at(group) + i * share.row_stride);
+    }
+  }
+
+  __device__ Rows<S> rows(int group) const {
+    Rows<S> out;
+#pragma unroll
+    for (int i = 0; i < kGroupRows; ++i) out.x[i] = *at(group, i);
+    return out;
+  }
+
+  __device__ void update_all(const Share<S>& share, float alpha, float4 x, const float* a) const {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#pragma unroll 2
+    for (int group = share.group; group < share.end; group += share.step) {
+      Rows<S> now = rows(group);
+      update(now, alpha, x, group_of(a, group), share.at(group), share.row_stride);
+#pragma unroll
+      for (int i = 0; i < kGroupRows; ++i) *at(group, i) = now.x[i];
+    }
+  }
+
+  __device__ void read_all(const Share<S>& share, const float* b, float4* sums) const {
+#pragma unroll 2
+    for (int group = share.group; group < share.end; group += share.step) sums[group * columns] = read(rows(group), group_of(b, group));
+  }
+};
+
+// A thread's first elements of q, k and their norms' weights: asked for before the states, behind which they would have to wait.
 template <class T>
-__device__ void normalise(const StepCudaParams& p, int64_t row, float* q, float* k) {
-  __shared__ float2 squares[kWarps];
-  const int K = static_cast<int>(p.K);
-  float2 own = make_float2(0.0F, 0.0F);
-  for (int i = threadIdx.x; i < K; i += kThreads) {
-    q[i] = load_float<T>(p.q, row * p.K + i);
-    k[i] = load_float<T>(p.k, row * p.K + i);
-    own = make_float2(fmaf(q[i], q[i], own.x), fmaf(k[i], k[i], own.y));
+struct Vectors {
+  float q = 0.0F, k = 0.0F, q_weight = 1.0F, k_weight = 1.0F;
+
+  __device__ Vectors(const StepCudaParams& p, int64_t row) { load(p, row, static_cast<int>(threadIdx.x)); }
+
+  __device__ void load(const StepCudaParams& p, int64_t row, int i) {
+    if (i >= p.K) return;
+    q = load_float<T>(p.q, row * p.K + i);
+    k = load_float<T>(p.k, row * p.K + i);
+    if (p.q_norm_weight != nullptr) q_weight = p.q_norm_weight[i];
+    if (p.k_norm_weight != nullptr) k_weight = p.k_norm_weight[i];
   }
-  own = make_float2(warp_sum(own.x), warp_sum(own.y));
-  if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = own;
-  __syncthreads();
-  float2 sum = make_float2(0.0F, 0.0F);
-  for (int i = 0; i < kWarps; ++i) sum = add2(sum, squares[i]);
-  const float width = static_cast<float>(K);
-  const float q_factor = p.scale * (p.q_norm_weight != nullptr ? 1.0F / sqrtf(sum.x / width + p.norm_eps) : 1.0F);
-  const float k_factor = p.k_norm_weight != nullptr ? 1.0F / sqrtf(sum.y / width + p.norm_eps) : 1.0F;
-  for (int i = threadIdx.x; i < K; i += kThreads) {
-    q[i] *= q_factor * (p.q_norm_weight != nullptr ? p.q_norm_weight[i] : 1.0F);
-    k[i] *= k_factor * (p.k_norm_weight != nullptr ? p.k_norm_weight[i] : 1.0F);
+
+  // Step 1: q and k, normalised if they have a weight, to shared memory.
+  __device__ void normalise(const StepCudaParams& p, int64_t row, float* to_q, float* to_k) {
+    __shared__ float2 squares[kWarps];
+    const int K = static_cast<int>(p.K);
+    const int tid = static_cast<int>(threadIdx.x);
+    float2 own = make_float2(q * q, k * k);
+    for (int i = tid + kThreads; i < K; i += kThreads) {
+      const float2 more = make_float2(load_float<T>(p.q, row * p.K + i), load_float<T>(p.k, row * p.K + i));
+      own = make_float2(fmaf(more.x, more.x, own.x), fmaf(more.y, more.y, own.y));
+    }
+    own = make_float2(warp_sum(own.x), warp_sum(own.y));
+    if (tid % 32 == 0) squares[tid / 32] = own;
+    __syncthreads();
+    float2 sum = make_float2(0.0F, 0.0F);
+    for (int i = 0; i < kWarps; ++i) sum = add2(sum, squares[i]);
+    const float width = static_cast<float>(K);
+    const float q_factor = p.scale * (p.q_norm_weight != nullptr ? 1.0F / sqrtf(sum.x / width + p.norm_eps) : 1.0F);
+    const float k_factor = p.k_norm_weight != nullptr ? 1.0F / sqrtf(sum.y / width + p.norm_eps) : 1.0F;
+    for (int i = tid; i < K; i += kThreads) {
+      if (i != tid) load(p, row, i);
+      to_q[i] = q * (q_factor * q_weight);
+      to_k[i] = k * (k_factor * k_weight);
+    }
   }
-}
+};
 
 // Step 1: cos and sin of every frequency, and beta U(-clock) b. The clock is reduced modulo m, which is exact, and j clock / m to
 // less than half a turn, in double: a clock of a million costs no accuracy.
@@ -193,79 +302,76 @@ __device__ void temporal_write(int M, double clock, float beta, float2* trig, fl
   }
 }
 
-// Step 3: read = U(-clock) table^T softmax(table scores) over the m active rows. Ends with all of read visible to the block.
-__device__ void read_out(const float* table, int M, const float* scores, const float2* trig, float* probs, float4* partial, float2* read) {
+// Step 3: read = U(-clock) table^T softmax(table scores) over the m active rows. A warp takes every eighth row: logits, their exponentials
+// against the warp's own greatest, and the weighted sum of its rows; then the warps' sums are put on one scale and added in order. Ends
+// with all of read visible to the block. partial: [kWarps, M] and two numbers a warp.
+__device__ void read_out(const float* table, int M, const float* scores, const float2* trig, float4* partial, float2* read) {
+  constexpr int kRows = kMaxSlots / kWarps;  // of a warp, at most: one a lane
+  constexpr int kAtOnce = 4;
+  static_assert(kRows <= 32);
   const int m = M - 1;
   const int columns = M / 4;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const float4* table4 = reinterpret_cast<const float4*>(table);
+  const int own = (m - warp + kWarps - 1) / kWarps;  // rows warp, warp + kWarps, ...
+  const float4* table4 = reinterpret_cast<const float4*>(table) + warp * columns;
   const float4* scores4 = reinterpret_cast<const float4*>(scores);
 
-  // A warp per row, four rows at a time: their loads and shuffles overlap. Row m is there, and zero; rows past it are not.
+  float logit = -INFINITY;  // of row `lane` of the warp's
 #pragma unroll 1
-  for (int first = warp; first < m; first += 4 * kWarps) {
-    float sum[4] = {};
+  for (int first = 0; first < own; first += kAtOnce) {
+    float sum[kAtOnce] = {};
 #pragma unroll 1
     for (int c = lane; c < columns; c += 32) {
       const float4 score = scores4[c];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[i] = dot4(table4[min(first + i * kWarps, m) * columns + c], score, sum[i]);
+      for (int i = 0; i < kAtOnce; ++i) sum[i] = dot4(table4[min(first + i, own - 1) * kWarps * columns + c], score, sum[i]);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
       sum[i] = warp_sum(sum[i]);
-      if (lane == 0 && first + i * kWarps < m) probs[first + i * kWarps] = sum[i];
+      if (lane == first + i && lane < own) logit = sum[i];
     }
   }
-  __syncthreads();
-
-  if (warp == 0) {
-    float logit[kMaxSlots / 32];
-    float top = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < kMaxSlots / 32; ++i) {
-      logit[i] = lane + 32 * i < m ? probs[lane + 32 * i] : -INFINITY;
-      top = fmaxf(top, logit[i]);
-    }
-    top = warp_max(top);
-    float total = 0.0F;
-#pragma unroll
-    for (int i = 0; i < kMaxSlots / 32; ++i) {
-      logit[i] = expf(logit[i] - top);
-      total += logit[i];
-    }
-    const float inverse = 1.0F / warp_sum(total);
-#pragma unroll
-    for (int i = 0; i < kMaxSlots / 32; ++i) {
-      if (lane + 32 * i < m) probs[lane + 32 * i] = logit[i] * inverse;
-    }
-  }
-  __syncthreads();
-
-  const int runs = kThreads / columns;
-  const int column = threadIdx.x % columns;
-  const int run = threadIdx.x / columns;
-  if (run < runs) {
+  const float top = warp_max(logit);
+  const float power = own > 0 ? expf(logit - top) : 0.0F;
+  const float total = warp_sum(power);
+  float2* scales = reinterpret_cast<float2*>(partial + kWarps * columns);
+  if (lane == 0) scales[warp] = make_float2(top, total);
+#pragma unroll 1
+  for (int c = lane; c - lane < columns; c += 32) {
     float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-#pragma unroll 8
-    for (int r = run; r < m; r += runs) sum = fma4(probs[r], table4[r * columns + column], sum);
-    partial[run * columns + column] = sum;
+    const int at = min(c, columns - 1);
+#pragma unroll 4
+    for (int r = 0; r < own; ++r) sum = fma4(__shfl_sync(0xFFFFFFFFU, power, r), table4[r * kWarps * columns + at], sum);
+    if (c < columns) partial[warp * columns + c] = sum;
   }
   __syncthreads();
 
   const float2* partial2 = reinterpret_cast<const float2*>(partial);
   const int j = static_cast<int>(threadIdx.x);
   if (j < M / 2) {
+    float highest = -INFINITY;
+    for (int w = 0; w < kWarps; ++w) highest = fmaxf(highest, scales[w].x);
     float2 sum = make_float2(0.0F, 0.0F);
-    for (int i = 0; i < runs; ++i) sum = add2(sum, partial2[i * (M / 2) + j]);
-    read[j] = rotated(sum, make_float2(trig[j].x, -trig[j].y));
+    float whole = 0.0F;
+    for (int w = 0; w < kWarps; ++w) {
+      const float factor = scales[w].x == -INFINITY ? 0.0F : expf(scales[w].x - highest);
+      const float2 part = partial2[w * (M / 2) + j];
+      sum = make_float2(fmaf(factor, part.x, sum.x), fmaf(factor, part.y, sum.y));
+      whole = fmaf(factor, scales[w].y, whole);
+    }
+    const float inverse = 1.0F / whole;
+    read[j] = rotated(make_float2(sum.x * inverse, sum.y * inverse), make_float2(trig[j].x, -trig[j].y));
   }
   __syncthreads();
 }
 
-template <class T, bool kTable>
-__global__ void __launch_bounds__(kThreads, kTable ? 2 : 3) cyclic_flow_step_fused_sm90(const __grid_constant__ StepCudaParams p) {
+// kTable: the readout table is copied to shared memory. kHold: so is the block's part of state_v, at once, so that its update need not wait
+// for the readout; otherwise it is read from memory after the readout.
+template <class T, class S, bool kTable, bool kHold>
+__global__ void __launch_bounds__(kThreads, kTable || kHold ? 2 : 3) cyclic_flow_step_fused_sm90(const __grid_constant__ StepCudaParams p) {
+  using Packed = typename Quad<S>::Packed;
   extern __shared__ float4 shared4[];
   float* shared = reinterpret_cast<float*>(shared4);
   const cg::cluster_group cluster = cg::this_cluster();
@@ -276,7 +382,32 @@ __global__ void __launch_bounds__(kThreads, kTable ? 2 : 3) cyclic_flow_step_fus
   const int M = static_cast<int>(p.M);
   const int tid = static_cast<int>(threadIdx.x);
   const int64_t row = blockIdx.x / blocks;
-  const Layout at = shared_layout(K, V, M, blocks, kTable);
+  const Layout at = shared_layout(K, V, M, blocks, kTable, kHold ? static_cast<int>(sizeof(S)) : 0);
+  S* const state_k = static_cast<S*>(p.state_k) + row * p.K * p.M;
+  S* const state_v = static_cast<S*>(p.state_v) + row * p.M * p.V;
+
+  // This block's slices of state_k, as groups of rows, and this thread's share of them.
+  const int key_groups = K / kGroupRows;
+  const int slice_begin = rank * (kSlices / blocks);
+  const int slice_end = slice_begin + kSlices / blocks;
+  const int group_begin = part_begin(key_groups, slice_begin, kSlices);
+  const int group_end = part_begin(key_groups, slice_end, kSlices);
+
+  // What the launch before this one may still be writing must not be read yet, but it can be brought to the L2 cache; not by so many blocks
+  // that they push each other's out.
+  if (kHold && tid == 0) {
+    if (group_end > group_begin)
+      prefetch_l2(state_k + static_cast<int64_t>(group_begin) * kGroupRows * M,
+                  (group_end - group_begin) * kGroupRows * M * static_cast<int>(sizeof(S)));
+    const int first = part_begin(M, rank, blocks), last = part_begin(M, rank + 1, blocks);
+    if (last > first) prefetch_l2(state_v + static_cast<int64_t>(first) * V, (last - first) * V * static_cast<int>(sizeof(S)));
+  }
+  wait_for_earlier_launch();
+  let_next_launch_begin();
+  Vectors<T> vectors(p, row);
+  const float log_alpha = p.log_alpha[row], beta = p.beta[row];
+  const double clock = p.clock[row] + static_cast<double>(p.delta[row]);
+
   const float* table = p.readout_table + row % p.H * p.M * p.M;
   __shared__ uint64_t table_here;
   if (kTable) {
@@ -293,59 +424,57 @@ __global__ void __launch_bounds__(kThreads, kTable ? 2 : 3) cyclic_flow_step_fus
   float2* trig = reinterpret_cast<float2*>(shared + at.trig);
   float2* write = reinterpret_cast<float2*>(shared + at.write);
   float2* scores = reinterpret_cast<float2*>(shared + at.scores);
-  float2* read = reinterpret_cast<float2*>(shared + at.read);
+  float2* weights = reinterpret_cast<float2*>(shared + at.read);
   float* slices = shared + at.slices;
   float* partial = shared + at.partial;
   float4* partial4 = reinterpret_cast<float4*>(partial);
 
-  // This block's slices of state_k, as groups of rows, and this thread's share of them.
-  const int key_groups = K / kGroupRows;
-  const int slice_begin = rank * (kSlices / blocks);
-  const int slice_end = slice_begin + kSlices / blocks;
-  const int group_begin = part_begin(key_groups, slice_begin, kSlices);
   const int key_columns = M / 4;
   const int key_runs = kThreads / key_columns;
   const int key_column = tid % key_columns;
-  Share keys;
-  keys.column = reinterpret_cast<float4*>(p.state_k + row * p.K * p.M) + key_column;
+  Share<S> keys;
+  keys.column = reinterpret_cast<Packed*>(state_k) + key_column;
   keys.row_stride = key_columns;
   keys.group = group_begin + tid / key_columns;
   keys.step = key_runs;
-  keys.end = tid / key_columns < key_runs ? part_begin(key_groups, slice_end, kSlices) : 0;
-  const Rows first_keys = keys.load(keys.group);
+  keys.end = tid / key_columns < key_runs ? group_end : 0;
 
-  const float alpha = expf(p.log_alpha[row]);
-  const double clock = p.clock[row] + static_cast<double>(p.delta[row]);
-  normalise<T>(p, row, q, k);
-  temporal_write(M, clock, p.beta[row], trig, write);
-  __syncthreads();
-
-  const float4 write4 = reinterpret_cast<const float4*>(write)[key_column];
-  update_and_read(keys, first_keys, alpha, write4, k, q, partial4 + key_column, group_begin, key_columns);
-
-  // This block's columns of state_v, in all its rows, and this thread's share of them. The memory has nothing to do during the readout
-  // unless it is asked now: for the thread's first rows, into registers, and for a part of the rest, into the L2 cache.
+  // This block's columns of state_v, in all its rows, and this thread's share of them.
   const int column_begin = part_begin(V / 4, rank, blocks);
   const int value_columns = part_begin(V / 4, rank + 1, blocks) - column_begin;
   const int value_runs = value_columns > 0 ? kThreads / value_columns : 0;
   const int value_column = value_columns > 0 ? tid % value_columns : 0;
   const int value_run = value_columns > 0 ? tid / value_columns : 0;
-  Share values;
-  values.column = reinterpret_cast<float4*>(p.state_v + row * p.M * p.V) + column_begin + value_column;
+  Share<S> values;
+  values.column = reinterpret_cast<Packed*>(state_v) + column_begin + value_column;
   values.row_stride = V / 4;
   values.group = value_run;
   values.step = value_runs;
   values.end = value_run < value_runs ? M / kGroupRows : 0;
-  const Rows first_values = values.load(values.group);
-  const int lines = static_cast<int>(p.M * p.V * 4 / kLineBytes);
-  const int line_begin = part_begin(lines, rank, blocks);
-  const int line_end = min(part_begin(lines, rank + 1, blocks), line_begin + kPrefetchBytes / kLineBytes);
-  const char* value_bytes = reinterpret_cast<const char*>(p.state_v + row * p.M * p.V);
-  for (int line = line_begin + tid; line < line_end; line += kThreads) prefetch_l2(value_bytes + static_cast<int64_t>(line) * kLineBytes);
+  const Held<S> held{reinterpret_cast<Packed*>(shared + at.values) + value_column, value_columns};
   float4 v4 = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   if (values.end > 0) {
     const int64_t from = row * p.V + 4 * (column_begin + value_column);
     v4 = make_float4(load_float<T>(p.v, from), load_float<T>(p.v, from + 1), load_float<T>(p.v, from + 2), load_float<T>(p.v, from + 3));
+  }
+
+  const Rows<S> first_keys = keys.load(keys.group);
+  if (kHold) held.ask(values);
+
+  const float alpha = expf(log_alpha);
+  vectors.normalise(p, row, q, k);
+  temporal_write(M, clock, beta, trig, write);
+  __syncthreads();
+
+  const float4 write4 = reinterpret_cast<const float4*>(write)[key_column];
+  const float* write1 = reinterpret_cast<const float*>(write);
+  update_and_read(keys, first_keys, alpha, write4, k, q, partial4 + key_column, group_begin, key_columns);
+  Rows<S> first_values = {};
+  if (!kHold) {  // the memory has nothing to do during the readout unless it is asked now
+    first_values = values.load(values.group);
+    const int first = part_begin(M, rank, blocks), last = part_begin(M, rank + 1, blocks);
+    const int bytes = min((last - first) * V * static_cast<int>(sizeof(S)), kPrefetchBytes);
+    if (tid == 0 && bytes > 0) prefetch_l2(state_v + static_cast<int64_t>(first) * V, bytes);
   }
   __syncthreads();
 
@@ -357,7 +486,13 @@ __global__ void __launch_bounds__(kThreads, kTable ? 2 : 3) cyclic_flow_step_fus
     }
     slices[i] = sum;
   }
-  cluster.sync();
+  if (kHold) {  // while the other blocks get there
+    auto others_here = cluster.barrier_arrive();
+    held.update_all(values, alpha, v4, write1);
+    cluster.barrier_wait(std::move(others_here));
+  } else {
+    cluster.sync();
+  }
 
   // Every block of the cluster has read the clock, and has its slices ready.
   if (rank == 0 && tid == 0) p.clock[row] = clock;
@@ -375,11 +510,14 @@ __global__ void __launch_bounds__(kThreads, kTable ? 2 : 3) cyclic_flow_step_fus
   __syncthreads();
 
   if (kTable) hopper::barrier_wait(&table_here, 0);
-  read_out(table, M, reinterpret_cast<const float*>(scores), trig, shared + at.probs, partial4, read);
+  read_out(table, M, reinterpret_cast<const float*>(scores), trig, partial4, weights);
 
-  const float* write1 = reinterpret_cast<const float*>(write);
-  const float* read1 = reinterpret_cast<const float*>(read);
-  update_and_read(values, first_values, alpha, v4, write1, read1, partial4 + value_column, 0, value_columns);
+  const float* read1 = reinterpret_cast<const float*>(weights);
+  if (kHold) {
+    held.read_all(values, read1, partial4 + value_column);
+  } else {
+    update_and_read(values, first_values, alpha, v4, write1, read1, partial4 + value_column, 0, value_columns);
+  }
   __syncthreads();
 
   for (int i = tid; i < 4 * value_columns; i += kThreads) {
@@ -393,38 +531,66 @@ __global__ void __launch_bounds__(kThreads, kTable ? 2 : 3) cyclic_flow_step_fus
 
 bool aligned_to_16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-int shared_bytes(const StepCudaParams& p, int blocks, bool has_table) {
-  const Layout at = shared_layout(static_cast<int>(p.K), static_cast<int>(p.V), static_cast<int>(p.M), blocks, has_table);
+int state_bytes(const StepCudaParams& p) { return p.state_dtype == StepDtype::kBFloat16 ? 2 : 4; }
+
+int shared_bytes(const StepCudaParams& p, int blocks, bool has_table, bool holds) {
+  const Layout at =
+      shared_layout(static_cast<int>(p.K), static_cast<int>(p.V), static_cast<int>(p.M), blocks, has_table, holds ? state_bytes(p) : 0);
   return at.total * static_cast<int>(sizeof(float));
 }
 
 bool fits(const StepCudaParams& p, int blocks) {
-  return shared_bytes(p, blocks, false) <= kMaxSharedBytes && ceil_div(static_cast<int>(p.V / 4), blocks) <= kThreads;
+  return shared_bytes(p, blocks, false, false) <= kMaxSharedBytes && ceil_div(static_cast<int>(p.V / 4), blocks) <= kThreads;
 }
 
-// Whether the blocks copy the readout table to shared memory first: where two of them still fit in a multiprocessor and a cluster is at
-// work.
-bool with_table(const StepCudaParams& p, int blocks) { return blocks > 1 && shared_bytes(p, blocks, true) <= kMaxTableBytes; }
+// What a launch keeps in shared memory: state_v where all of its blocks are at work at once, since it needs half of a multiprocessor's or
+// more; the table where a cluster is at work and two blocks still fit.
+struct Keep {
+  bool table, values;
+};
 
-template <class T, bool kTable>
+Keep keep_of(const StepCudaParams& p, int blocks) {
+  const bool alone = p.B * p.H * blocks <= kMultiprocessors;
+  Keep keep{};
+  keep.values = alone && shared_bytes(p, blocks, false, true) <= kMaxSharedBytes;
+  keep.table = blocks > 1 && shared_bytes(p, blocks, true, keep.values) <= (alone ? kMaxSharedBytes : kMaxSharedBytes / 2 - 1024);
+  return keep;
+}
+
+template <class T, class S, bool kTable, bool kHold>
 cudaError_t launch(const StepCudaParams& p, int blocks, cudaStream_t stream) {
-  const int bytes = shared_bytes(p, blocks, kTable);
-  const auto kernel = &cyclic_flow_step_fused_sm90<T, kTable>;
+  const int bytes = shared_bytes(p, blocks, kTable, kHold);
+  const auto kernel = &cyclic_flow_step_fused_sm90<T, S, kTable, kHold>;
   if (bytes > kFreeSharedBytes) {
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (status != cudaSuccess) return status;
   }
-  cudaLaunchAttribute cluster;
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(p.B * p.H * blocks));
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = static_cast<size_t>(bytes);
   config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   return cudaLaunchKernelEx(&config, kernel, p);
+}
+
+template <class T, class S>
+cudaError_t launch(const StepCudaParams& p, cudaStream_t stream) {
+  const int blocks = step_cuda_cluster(p);
+  const Keep keep = keep_of(p, blocks);
+  if (keep.values) return keep.table ? launch<T, S, true, true>(p, blocks, stream) : launch<T, S, false, true>(p, blocks, stream);
+  return keep.table ? launch<T, S, true, false>(p, blocks, stream) : launch<T, S, false, false>(p, blocks, stream);
+}
+
+template <class T>
+cudaError_t launch(const StepCudaParams& p, cudaStream_t stream) {
+  return p.state_dtype == StepDtype::kBFloat16 ? launch<T, __nv_bfloat16>(p, stream) : launch<T, float>(p, stream);
 }
 
 }  // namespace
@@ -435,6 +601,7 @@ const char* step_cuda_refusal(const StepCudaParams& p) {
   if (p.M < 4 || p.M > kMaxSlots || p.M % 4 != 0) return "M (num_slots) is not a multiple of 4 from 4 to 256";
   if (p.K < 4 || p.K > kMaxWidth || p.K % 4 != 0) return "K (head_dim of keys) is not a multiple of 4 from 4 to 4096";
   if (p.V < 4 || p.V > kMaxWidth || p.V % 4 != 0) return "V (head_dim of values) is not a multiple of 4 from 4 to 4096";
+  if (p.state_dtype == StepDtype::kBFloat16 && p.V % 8 != 0) return "V is not a multiple of 8, which bf16 states need";
   if (!aligned_to_16(p.state_k) || !aligned_to_16(p.state_v)) return "state_k or state_v is not aligned to 16 bytes";
   if (!aligned_to_16(p.readout_table)) return "readout_table is not aligned to 16 bytes";
   if (p.cluster != 0 && p.cluster != 1 && p.cluster != 2 && p.cluster != 4 && p.cluster != 8) return "cluster is not 0, 1, 2, 4 or 8";
@@ -445,7 +612,7 @@ const char* step_cuda_refusal(const StepCudaParams& p) {
 int step_cuda_cluster(const StepCudaParams& p) {
   if (step_cuda_refusal(p) != nullptr) return 0;
   if (p.cluster != 0) return p.cluster;
-  int blocks = 1;
+  int blocks = p.B * p.H < kManyHeads ? 2 : 1;
   while (blocks < kSlices && (p.B * p.H * blocks < kWantedBlocks || !fits(p, blocks))) blocks *= 2;
   return blocks;
 }
@@ -453,11 +620,7 @@ int step_cuda_cluster(const StepCudaParams& p) {
 cudaError_t step_cuda(const StepCudaParams& p, cudaStream_t stream) {
   if (step_cuda_refusal(p) != nullptr) return cudaErrorInvalidValue;
   if (p.B * p.H == 0) return cudaSuccess;
-  const int blocks = step_cuda_cluster(p);
-  if (with_table(p, blocks)) {
-    return p.dtype == StepDtype::kBFloat16 ? launch<__nv_bfloat16, true>(p, blocks, stream) : launch<float, true>(p, blocks, stream);
-  }
-  return p.dtype == StepDtype::kBFloat16 ? launch<__nv_bfloat16, false>(p, blocks, stream) : launch<float, false>(p, blocks, stream);
+  return p.dtype == StepDtype::kBFloat16 ? launch<__nv_bfloat16>(p, stream) : launch<float>(p, stream);
 }
 
 }  // namespace cyfa::cyclic_flow

@@ -13,6 +13,7 @@ enum class StepDtype { kFloat32, kBFloat16 };
 struct StepCudaParams {
   int64_t B = 0, H = 0, K = 0, V = 0, M = 0;
   StepDtype dtype = StepDtype::kFloat32;
+  StepDtype state_dtype = StepDtype::kFloat32;  // of state_k and state_v; sums are fp32 either way
   const void* q = nullptr;               // [B, H, K]
   const void* k = nullptr;               // [B, H, K]
   const void* v = nullptr;               // [B, H, V]
@@ -24,8 +25,8 @@ struct StepCudaParams {
   const float* k_norm_weight = nullptr;  // [K]; null: k is used as it comes
   float scale = 1.0F;
   float norm_eps = 1e-6F;
-  float* state_k = nullptr;              // [B, H, K, M], updated
-  float* state_v = nullptr;              // [B, H, M, V], updated
+  void* state_k = nullptr;               // [B, H, K, M], updated
+  void* state_v = nullptr;               // [B, H, M, V], updated
   double* clock = nullptr;               // [B, H], updated
   void* o = nullptr;                     // [B, H, V], written
   int cluster = 0;                       // blocks that share a head, 1, 2, 4 or 8; 0: chosen from the batch; changes no bit

@@ -1,0 +1,298 @@
+#!/usr/bin/env python3
+"""The operator on an NVIDIA GPU beside flash-linear-attention's Triton kernels, in one process and on the same inputs.
+
+First both are checked against the reference in double precision, on a short case; a result that is far off ends the run. Then each is timed
+by CUDA events, with the L2 cache flushed before every call: forward, backward and decoding step. Operators of other methods run for context.
+The peer's autotuning happens in its first call and is not timed. Rows go to bench/results/DATE-GPU.json.
+"""
+
+import argparse
+import datetime
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+
+import torch
+import torch.nn.functional as F
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PEERS = ["flash-linear-attention==0.6.0", "fla-core==0.6.0"]
+H, K, V, M = 4, 256, 256, 128  # a layer of the 400M model
+SHAPES = [(32, 2048), (8, 8192), (2, 32768)]
+STEP_BATCHES = [1, 16, 64, 256]
+NAMES = ["q", "k", "v", "log_alpha", "delta", "beta", "readout", "q_norm_weight", "k_norm_weight"]
+FAR_OFF = 0.1  # relative L2: not rounding
+EPS = 1e-6
+TFLOPS = 790e12  # dense bf16 products, as measured
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def find_peer(folder):
+    if not (folder / "fla/ops/cyfa/chunk.py").exists():
+        say("downloading " + " ".join(PEERS))
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target", str(folder)]
+        subprocess.run(pip + PEERS, check=True)
+    sys.path.insert(0, str(folder))
+
+
+class Clock:
+    def __init__(self, repeats):
+        self.repeats = repeats
+        self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+
+    def time(self, call):
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+        events = []
+        for _ in range(self.repeats):
+            self.flush.zero_()
+            pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            pair[0].record()
+            call()
+            pair[1].record()
+            events.append(pair)
+        torch.cuda.synchronize()
+        ms = sorted(a.elapsed_time(b) for a, b in events)
+        return {"ms": statistics.median(ms), "ms_p10": ms[len(ms) // 10], "ms_p90": ms[len(ms) * 9 // 10]}
+
+    def copy_speed(self):
+        """Bytes a second of a copy of 1 GiB, reads and writes counted."""
+        a = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+        b = torch.empty_like(a)
+        return 2 * a.numel() / (self.time(lambda: b.copy_(a))["ms"] * 1e-3)
+
+
+def make_inputs(B, T, dtype=torch.bfloat16, device="cuda"):
+    torch.manual_seed(1)
+    wide = [torch.randn(B, T, H, n) for n in (K, K, V)]
+    log_alpha = -torch.exp(torch.rand(B, T, H) * 4.6 - 6.9) * torch.rand(H) * 16
+    delta, beta = (torch.randn(B, T, H).sigmoid() for _ in range(2))
+    readout = torch.eye(M - 1) + torch.randn(H, M - 1, M - 1) * 0.1 / (M - 1) ** 0.5
+    norms = [1 + 0.1 * torch.randn(K) for _ in range(2)]
+    tensors = [x.to(dtype) for x in wide] + [log_alpha, delta, beta, readout] + norms
+    return {name: x.to(device).requires_grad_() for name, x in zip(NAMES, tensors)}
+
+
+def cyfa(x, cu_seqlens=None, backend="auto"):
+    places = [x[name] for name in NAMES[:7]]
+    return torch.ops.cyfa.cyclic_flow(*places, q_norm_weight=x["q_norm_weight"], k_norm_weight=x["k_norm_weight"], cu_seqlens=cu_seqlens, norm_eps=EPS,
+                                      backend=backend)[0]
+
+
+def fla(x, cu_seqlens=None):
+    from fla.ops.cyfa import chunk_cyfa
+
+    named = {("g" if name == "log_alpha" else name): t for name, t in x.items()}
+    return chunk_cyfa(**named, q_norm_eps=EPS, k_norm_eps=EPS, cu_seqlens=cu_seqlens)[0]
+
+
+def results(call, x, grad):
+    o = call(x)
+    gradients = torch.autograd.grad(o, list(x.values()), grad)
+    return {"o": o.detach(), **{"d" + name: g for name, g in zip(x, gradients)}}
+
+
+def check(T):
+    """Errors of both against the reference, in bf16, on the same inputs."""
+    x = make_inputs(1, T)
+    grad = torch.randn(1, T, H, V).to(x["v"].dtype).cuda()
+    exact_x = {name: t.detach().double().cpu().requires_grad_() for name, t in x.items()}
+    exact = results(lambda y: cyfa(y, backend="reference"), exact_x, grad.double().cpu())
+    errors = {}
+    for impl, call in (("cyfa", cyfa), ("fla", fla)):
+        got = results(call, x, grad)
+        errors[impl] = {name: float((got[name].double().cpu() - e).norm() / e.norm()) for name, e in exact.items()}
+        say(f"check T{T} {impl}: " + ", ".join(f"{name} {error:.4f}" for name, error in errors[impl].items()))
+    if not max(errors["cyfa"].values()) < FAR_OFF:
+        sys.exit("gpu_bench: cyfa's results are not those of the reference; nothing is timed")
+    return errors
+
+
+def time_op(clock, impl, op, shape, call, x, floors=(None, None)):
+    """Two rows, forward and backward, of call(x) -> o. peak_gib counts inputs, results and all that lives between."""
+    rows = []
+    try:
+        torch.cuda.empty_cache()
+        o = call(x)
+        grad = torch.randn_like(o)
+        torch.autograd.grad(o, list(x.values()), grad)
+        del o
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        base = clock.flush.numel()
+        o = call(x)
+        peak_forward = torch.cuda.max_memory_allocated() - base
+        torch.autograd.grad(o, list(x.values()), grad)
+        peak_both = torch.cuda.max_memory_allocated() - base
+        forward = clock.time(lambda: call(x))
+        o = call(x)
+        backward = clock.time(lambda: torch.autograd.grad(o, list(x.values()), grad, retain_graph=True))
+        for name, timing, peak, floor in (("forward", forward, peak_forward, floors[0]), ("backward", backward, peak_both, floors[1])):
+            rows.append({"impl": impl, "op": op, "pass": name, "dtype": "bf16", **shape, **timing, "peak_gib": peak / 2**30,
+                         "floor_share": floor / (timing["ms"] * 1e-3) if floor else None})
+    except Exception as e:  # a peer that fails is a row too
+        if impl == "cyfa":
+            raise
+        rows.append({"impl": impl, "op": op, "dtype": "bf16", **shape, "error": f"{type(e).__name__}: {e}"[:300]})
+    for row in rows:
+        say(f"{impl:6} {op:16} {row.get('pass', ''):8} B{row['B']} T{row['T']}" + (f" packed x{row['sequences']}" if "sequences" in row else "") +
+            (f": {row['ms']:.3f} ms ({row['ms_p10']:.3f} .. {row['ms_p90']:.3f}), peak {row['peak_gib']:.2f} GiB" if "ms" in row else ": " + row["error"]))
+    return rows
+
+
+def floors(units, bandwidth):
+    """Seconds that no implementation can beat: everything read and written once, or the products of chunks of 64 tokens at full speed."""
+    forward = max(2048 * units / bandwidth, units / 64 * 27.3e6 / TFLOPS)
+    backward = max(3584 * units / bandwidth, units / 64 * 60e6 / TFLOPS)
+    return forward, backward
+
+
+def lengths_of_mixed_documents(total):
+    torch.manual_seed(2)
+    lengths = []
+    while sum(lengths) < total:
+        lengths.append(min(int(torch.exp(torch.randn(()) * 1.2 + 6.3)) + 1, total - sum(lengths)))
+    return lengths
+
+
+def operator_rows(clock, bandwidth):
+    rows = []
+    shape = {"H": H, "K": K, "V": V, "M": M}
+    for B, T in SHAPES:
+        x = make_inputs(B, T)
+        for impl, call in (("cyfa", cyfa), ("fla", fla)):
+            rows += time_op(clock, impl, "cyclic_flow", {"B": B, "T": T, **shape}, call, x, floors(B * T * H, bandwidth))
+    lengths = lengths_of_mixed_documents(65536)
+    cu = torch.tensor([0] + lengths).cumsum(0).cuda()
+    x = make_inputs(1, 65536)
+    for impl, call in (("cyfa", cyfa), ("fla", fla)):
+        rows += time_op(clock, impl, "cyclic_flow", {"B": 1, "T": 65536, **shape, "sequences": len(lengths)}, lambda y, f=call: f(y, cu), x,
+                        floors(65536 * H, bandwidth))
+    return rows
+
+
+def step_rows(clock, bandwidth):
+    rows = []
+    for B in STEP_BATCHES:
+        with torch.no_grad():
+            x = {name: t.detach() for name, t in make_inputs(B, 1).items()}
+            table = torch.ops.cyfa.cyclic_flow_readout_table(x["readout"])
+            one = [x[name][:, 0].contiguous() for name in NAMES[:6]]
+            states = [torch.randn(B, H, K, M, device="cuda"), torch.randn(B, H, M, V, device="cuda"), torch.zeros(B, H, device="cuda", dtype=torch.float64)]
+            norms = {name: x[name] for name in NAMES[7:]}
+            calls = {"cyfa": lambda: torch.ops.cyfa.cyclic_flow_step(*one, table, *states, **norms, norm_eps=EPS)}
+            try:
+                calls["fla"] = fla_step(x)
+            except Exception as e:
+                say(f"fla    step: {type(e).__name__}: {e}")
+            moved = B * H * M * (K + V) * 4 * 2
+            for impl, call in calls.items():
+                timing = clock.time(call)
+                rows.append({"impl": impl, "op": "cyclic_flow", "pass": "step", "dtype": "bf16", "B": B, "T": 1, "H": H, "K": K, "V": V, "M": M, **timing,
+                             "peak_gib": None, "floor_share": moved / bandwidth / (timing["ms"] * 1e-3)})
+                say(f"{impl:6} step B{B}: {timing['ms'] * 1e3:.1f} us, {moved / timing['ms'] * 1e-9:.2f} TB/s")
+    return rows
+
+
+def fla_step(x):
+    from fla.ops.cyfa import fused_recurrent_cyfa
+
+    named = {("g" if name == "log_alpha" else name): t for name, t in x.items()}
+    kind = {"q_norm_eps": EPS, "k_norm_eps": EPS, "output_final_state": True}
+    _, state = fused_recurrent_cyfa(**named, **kind)
+    call = lambda: fused_recurrent_cyfa(**named, **kind, initial_state=state)  # noqa: E731
+    call()
+    return call
+
+
+def context_rows(clock):
+    """Other methods at the state size of the same layer: gated slots and a gated delta rule by the peer, softmax attention by torch."""
+    rows = []
+    for B, T in SHAPES[:2]:
+        def rnd(*sizes):
+            return torch.randn(*sizes, device="cuda", dtype=torch.bfloat16).requires_grad_()
+
+        try:
+            from fla.ops.gsa import chunk_gsa
+            from fla.ops.kda import chunk_kda
+        except Exception as e:
+            say(f"fla: {type(e).__name__}: {e}")
+            break
+        qkv = {name: rnd(B, T, H, 256) for name in "qkv"}
+        f = F.logsigmoid(torch.randn(B, T, H, M, device="cuda")) / 8
+        gates = {"s": (1 - f.exp()).bfloat16().requires_grad_(), "g": f.bfloat16().requires_grad_()}
+        shape = {"B": B, "T": T, "H": H, "K": 256, "V": 256}
+        rows += time_op(clock, "fla", "gsa", {**shape, "M": M}, lambda x: chunk_gsa(**x)[0], {**qkv, **gates})
+        g = F.logsigmoid(torch.randn(B, T, H, 256, device="cuda")).bfloat16().requires_grad_()
+        beta = torch.sigmoid(torch.randn(B, T, H, device="cuda")).bfloat16().requires_grad_()
+        rows += time_op(clock, "fla", "kda", {**shape, "M": None}, lambda x: chunk_kda(**x, use_qk_l2norm_in_kernel=True)[0], {**qkv, "g": g, "beta": beta})
+        heads = {name: rnd(B, 16, T, 64) for name in ("query", "key", "value")}
+        rows += time_op(clock, "torch", "sdpa", {"B": B, "T": T, "H": 16, "K": 64, "V": 64, "M": None},
+                        lambda x: F.scaled_dot_product_attention(**x, is_causal=True), heads)
+    return rows
+
+
+def gpu_facts():
+    query = "name,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,driver_version"
+    try:
+        values = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], check=True, capture_output=True, text=True).stdout
+        name, *clocks, driver = [v.strip() for v in values.splitlines()[0].split(",")]
+        return name, dict(zip(("sm", "mem", "max_sm", "max_mem"), clocks)), driver
+    except (OSError, subprocess.CalledProcessError):
+        return torch.cuda.get_device_name(), {}, "unknown"
+
+
+def commit():
+    try:
+        return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", type=pathlib.Path, default=ROOT / "build-cuda/libcyfa_ops.so", help="the ops as torch loads them")
+    parser.add_argument("--peers", type=pathlib.Path, default=ROOT / "build-cuda/peers", help="folder of the package fla; downloaded if it is not there")
+    parser.add_argument("--repeats", type=int, default=30, help="timed calls each (default: %(default)s)")
+    parser.add_argument("--only", nargs="*", choices=["check", "op", "step", "context"], default=["check", "op", "step", "context"])
+    parser.add_argument("--commit", default="", help="what the library was built from, where git cannot say")
+    parser.add_argument("--json", type=pathlib.Path, help="the file to write (default: bench/results/DATE-GPU.json)")
+    a = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("gpu_bench: torch sees no GPU here")
+    if not a.library.exists():
+        sys.exit(f"gpu_bench: {a.library} is not there; make gpu-bench builds it")
+    torch.ops.load_library(str(a.library))
+    find_peer(a.peers)
+    name, clocks, driver = gpu_facts()
+    clock = Clock(max(3, a.repeats))
+    bandwidth = clock.copy_speed()
+    say(f"{name}: a copy moves {bandwidth * 1e-12:.2f} TB/s")
+    report = {
+        "commit": a.commit or commit(), "date": datetime.date.today().isoformat(), "gpu": name, "clocks": clocks, "copy_tb_s": bandwidth * 1e-12,
+        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": driver, "fla": "0.6.0"}, "errors": {}, "rows": [],
+    }
+    if "check" in a.only:
+        report["errors"] = {f"T{T}": check(T) for T in (512, 1024)}
+    if "op" in a.only:
+        report["rows"] += operator_rows(clock, bandwidth)
+    if "step" in a.only:
+        report["rows"] += step_rows(clock, bandwidth)
+    if "context" in a.only:
+        report["rows"] += context_rows(clock)
+    short = re.sub(r"[^A-Za-z0-9]+", "-", name.replace("NVIDIA", "").strip())
+    path = a.json or ROOT / f"bench/results/{report['date']}-{short}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    say(f"{len(report['rows'])} rows in {path}")
+
+
+if __name__ == "__main__":
+    main()

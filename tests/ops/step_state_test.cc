@@ -1,0 +1,49 @@
+// Decoding with states in bf16: rounded at every step, otherwise the same.
+#include <gtest/gtest.h>
+
+#include "cyfa/ops/check.h"
+#include "tests/ops/cases.h"
+
+namespace cyfa::test {
+namespace {
+
+TEST(StepState, InHalfPrecisionIsCloseAndInPlace) {
+  const OpCase c{.B = 3, .T = 60, .H = 2, .K = 32, .V = 24, .M = 16};
+  const Tensors inputs = make_inputs(c);
+  const ops::CyclicFlowInputs in = cyclic_flow_inputs(inputs);
+  const at::Tensor table = ops::cyclic_flow_readout_table(in.readout);
+  const ops::CyclicFlowState first = *in.initial_state;
+  const ops::CyclicFlowState wide{first.k.clone(), first.v.clone(), first.clock.clone()};
+  const ops::CyclicFlowState narrow{first.k.to(at::kBFloat16), first.v.to(at::kBFloat16), first.clock.clone()};
+  const void* memory = narrow.k.data_ptr();
+  std::vector<at::Tensor> o[2];
+  for (int64_t t = 0; t < c.T; ++t) {
+    const auto now = [t](const at::Tensor& x) { return x.select(1, t); };
+    const ops::CyclicFlowStepInputs step{now(in.q),    now(in.k), now(in.v),        now(in.log_alpha), now(in.delta),
+                                         now(in.beta), table,     in.q_norm_weight, in.k_norm_weight};
+    o[0].push_back(ops::cyclic_flow_step(step, wide));
+    o[1].push_back(ops::cyclic_flow_step(step, narrow));
+  }
+  EXPECT_EQ(narrow.k.data_ptr(), memory);
+  EXPECT_TRUE(at::equal(narrow.clock, wide.clock));
+  const double error = relative_l2(at::stack(o[1]), at::stack(o[0]));
+  EXPECT_LT(error, 0.02);
+  EXPECT_GT(error, 0);
+  EXPECT_LT(relative_l2(narrow.k, wide.k), 0.02);
+  EXPECT_LT(relative_l2(narrow.v, wide.v), 0.02);
+}
+
+TEST(StepState, OfTwoTypesIsRefused) {
+  const OpCase c{.B = 1, .T = 1};
+  const Tensors inputs = make_inputs(c);
+  const ops::CyclicFlowInputs in = cyclic_flow_inputs(inputs);
+  const auto now = [](const at::Tensor& x) { return x.select(1, 0); };
+  const ops::CyclicFlowStepInputs step{
+      now(in.q), now(in.k), now(in.v), now(in.log_alpha), now(in.delta), now(in.beta), ops::cyclic_flow_readout_table(in.readout), {}, {}};
+  const ops::CyclicFlowState& state = *in.initial_state;
+  EXPECT_THROW(ops::cyclic_flow_step(step, {state.k.to(at::kBFloat16), state.v.clone(), state.clock.clone()}), ops::ArgumentError);
+  EXPECT_THROW(ops::cyclic_flow_step(step, {state.k.to(at::kHalf), state.v.to(at::kHalf), state.clock.clone()}), ops::ArgumentError);
+}
+
+}  // namespace
+}  // namespace cyfa::test
