@@ -102,9 +102,9 @@ int run_generate(const Options& options) {
     const std::vector<int64_t> ids = text.empty() ? std::vector<int64_t>() : tokenizer->encode(text);
     prompt.ids.insert(prompt.ids.end(), ids.begin(), ids.end());
     const auto tokens = static_cast<int64_t>(prompt.ids.size());
-    if (tokens > model.config().max_position_embeddings && !options.quiet) {
+    if (tokens > model.config().backbone.context && !options.quiet) {
       std::cerr << cyfa::app::text("cyfa: note: the prompt has %lld tokens, the model was trained on %lld at a time\n", static_cast<long long>(tokens),
-                                   static_cast<long long>(model.config().max_position_embeddings));
+                                   static_cast<long long>(model.config().backbone.context));
     }
     prompts.push_back(std::move(prompt));
   }

@@ -6,6 +6,7 @@
 #include "cyfa/io/hash.h"
 #include "cyfa/model/checkpoint.h"
 #include "cyfa/model/tensor_file.h"
+#include "cyfa/ops/check.h"
 
 namespace cyfa {
 namespace {
@@ -40,9 +41,9 @@ void save_snapshot(const std::filesystem::path& path, const Snapshot& snapshot, 
   }
   tensors.emplace_back("ids", at::tensor(snapshot.ids, at::kLong));
   if (snapshot.logits.defined()) tensors.emplace_back("logits", snapshot.logits.to(at::kFloat));
-  std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.second.element_size() > b.second.element_size(); });
-  write_tensor_file(path, tensors,
-                    {{"cyfa_state", kVersion}, {"model", hex(fingerprint(model))}, {"checksum", hex(checksum(tensors))}});
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [](const auto& a, const auto& b) { return a.second.element_size() > b.second.element_size(); });
+  write_tensor_file(path, tensors, {{"cyfa_state", kVersion}, {"model", hex(fingerprint(model))}, {"checksum", hex(checksum(tensors))}});
 }
 
 Snapshot load_snapshot(const std::filesystem::path& path, const CausalLM& model) {
@@ -53,7 +54,9 @@ Snapshot load_snapshot(const std::filesystem::path& path, const CausalLM& model)
     if (found == metadata.end()) throw io::FileError(path, std::string("is not a saved state: its metadata has no ") + key);
     return found->second;
   };
-  if (meta("cyfa_state") != kVersion) throw io::FileError(path, "is a saved state of version " + io::printable(meta("cyfa_state")) + "; this program reads version " + kVersion);
+  if (meta("cyfa_state") != kVersion)
+    throw io::FileError(path,
+                        "is a saved state of version " + io::printable(meta("cyfa_state")) + "; this program reads version " + kVersion);
   if (meta("model") != hex(fingerprint(model))) {
     throw io::FileError(path, "belongs to another model (" + io::printable(meta("model")) + "; this one is " + hex(fingerprint(model)) +
                                   "): weights, config and type must be the same");
@@ -64,22 +67,30 @@ Snapshot load_snapshot(const std::filesystem::path& path, const CausalLM& model)
 
   Snapshot out;
   out.state = model.initial_state(1);
-  const auto checked = [&](const std::string& name, const at::Tensor& like) {
-    const at::Tensor x = file.mapped(name);
-    if (x.sizes() != like.sizes() || x.scalar_type() != like.scalar_type()) throw io::FileError(path, "tensor " + io::printable(name) + " does not fit the model");
-    return x;
-  };
   for (size_t layer = 0; layer < out.state.layers.size(); ++layer) {
     for (size_t part = 0; part < out.state.layers[layer].size(); ++part) {
       at::Tensor& to = out.state.layers[layer][part];
-      to.copy_(checked(tensor_name(layer, part), to));
+      to = file.copy(tensor_name(layer, part), std::nullopt, to.device());
     }
+  }
+  try {
+    model.check_state(out.state);
+    if (out.state.sequences() != 1)
+      throw ops::ArgumentError("it holds " + std::to_string(out.state.sequences()) + " sequences, wanted one");
+  } catch (const ops::ArgumentError& e) {
+    throw io::FileError(path, std::string("does not fit the model: ") + e.what());
   }
   out.ids = file.file().read<int64_t>("ids");
   for (const int64_t id : out.ids) {
-    if (id < 0 || id >= model.config().vocab_size) throw io::FileError(path, "holds token " + std::to_string(id) + ", which the model does not have");
+    if (id < 0 || id >= model.config().vocab_size)
+      throw io::FileError(path, "holds token " + std::to_string(id) + ", which the model does not have");
   }
-  if (!out.ids.empty()) out.logits = checked("logits", at::empty({model.config().vocab_size})).clone();
+  if (!out.ids.empty()) {
+    out.logits = file.copy("logits");
+    if (out.logits.dim() != 1 || out.logits.size(0) != model.config().vocab_size || out.logits.scalar_type() != at::kFloat) {
+      throw io::FileError(path, "tensor logits does not fit the model");
+    }
+  }
   return out;
 }
 

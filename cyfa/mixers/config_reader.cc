@@ -8,7 +8,7 @@ namespace {
 
 std::string shortened(const Json& value) {
   std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  if (text.size() > 60) text.replace(57, std::string::npos, "...");
   return text;
 }
 
@@ -54,8 +54,25 @@ int64_t ConfigReader::integer(const std::string& key, int64_t otherwise, int64_t
 }
 
 double ConfigReader::number(const std::string& key, double otherwise, double least, double most) {
+  return number_or_null(key, least, most).value_or(otherwise);
+}
+
+std::pair<double, double> ConfigReader::range(const std::string& key, double low, double high) {
   const Json* value = find(key);
-  if (value == nullptr) return otherwise;
+  if (value == nullptr) return {low, high};
+  const auto end = [&](const Json& x) {
+    const auto word = x.is_object() ? x.find("__float__") : x.end();
+    if (word != x.end() && *word == "Infinity") return std::numeric_limits<double>::infinity();
+    if (!x.is_number()) fail(key, "two numbers");
+    return x.get<double>();
+  };
+  if (!value->is_array() || value->size() != 2 || end((*value)[0]) > end((*value)[1])) fail(key, "two numbers, the smaller first");
+  return {end((*value)[0]), end((*value)[1])};
+}
+
+std::optional<double> ConfigReader::number_or_null(const std::string& key, double least, double most) {
+  const Json* value = find(key);
+  if (value == nullptr) return std::nullopt;
   const auto in_range = [&](double x) { return x >= least && x <= most; };
   if (!value->is_number() || !in_range(value->get<double>())) fail(key, "a number from " + plain(least) + " to " + plain(most));
   return value->get<double>();
@@ -80,14 +97,25 @@ std::string ConfigReader::word(const std::string& key, const std::string& otherw
   return value->get<std::string>();
 }
 
+const Json* ConfigReader::object(const std::string& key) {
+  const Json* value = find(key);
+  if (value != nullptr && !value->is_object()) fail(key, "an object");
+  return value;
+}
+
+void ConfigReader::only(const std::string& key, const Json& value) {
+  const Json* found = find(key);
+  if (found != nullptr && *found != value) fail(key, value.is_null() ? "null" : shortened(value));
+}
+
 void ConfigReader::bookkeeping(const std::vector<std::string>& keys) { known_.insert(keys.begin(), keys.end()); }
 
-void ConfigReader::finish() const {
-  std::string unknown;
+std::vector<std::string> ConfigReader::unknown() const {
+  std::vector<std::string> keys;
   for (const auto& [key, value] : config_.items()) {
-    if (!known_.contains(key)) unknown += (unknown.empty() ? "" : ", ") + shortened(key);
+    if (!known_.contains(key)) keys.push_back(key);
   }
-  if (!unknown.empty()) throw ConfigError("config: unknown keys " + unknown + "; a model that ignored them would not be the one they describe");
+  return keys;
 }
 
 }  // namespace cyfa

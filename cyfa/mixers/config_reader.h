@@ -7,6 +7,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cyfa {
@@ -27,16 +28,22 @@ class ConfigReader {
   int64_t integer(const std::string& key, int64_t otherwise, int64_t least, int64_t most);
   std::optional<int64_t> integer_or_null(const std::string& key, int64_t least, int64_t most);
   double number(const std::string& key, double otherwise, double least, double most);
+  std::optional<double> number_or_null(const std::string& key, double least, double most);
+  std::pair<double, double> range(const std::string& key, double low, double high);  // a list of two; infinity as {"__float__": "Infinity"}
   bool flag(const std::string& key, bool otherwise);
   std::string word(const std::string& key, const std::string& otherwise, const std::vector<std::string>& allowed);
+  const Json* object(const std::string& key);  // null where absent
+
+  // Keys that origins have and of which this program can do one value alone; absent and null are that value too.
+  void only(const std::string& key, const Json& value);
 
   // Keys that change nothing here, and are kept as they are.
   void bookkeeping(const std::vector<std::string>& keys);
 
   [[noreturn]] void fail(const std::string& key, const std::string& wanted) const;
 
-  // Throws ConfigError that names every key that was not read.
-  void finish() const;
+  const std::set<std::string>& known() const { return known_; }
+  std::vector<std::string> unknown() const;  // keys that nobody asked for
 
  private:
   const Json* find(const std::string& key);

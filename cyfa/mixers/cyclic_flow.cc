@@ -22,7 +22,9 @@ class CyclicFlowMixer final : public Mixer {
   const std::vector<StateSpec>& state() const override { return state_; }
   MixerOutput forward(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens,
                       const MixerState* initial) const override;
-  std::vector<at::Tensor> derive(const Weights& w) const override { return {ops::cyclic_flow_readout_table(readout(w, w[o_proj_].device()))}; }
+  std::vector<at::Tensor> derive(const Weights& w) const override {
+    return {ops::cyclic_flow_readout_table(readout(w, w[o_proj_].device()))};
+  }
   at::Tensor step(const Weights& w, const std::vector<at::Tensor>& derived, const at::Tensor& x, MixerState& state) const override;
   std::vector<std::pair<std::string, double>> health(const Weights& w, const at::Tensor& x) const override;
   std::optional<MemoryView> view(const MixerState& state) const override {
@@ -37,6 +39,12 @@ class CyclicFlowMixer final : public Mixer {
   at::Tensor readout(const Weights& w, at::Device device) const {
     if (c_.learned_readout) return w[readout_];
     return at::eye(c_.slots - 1, at::TensorOptions(at::kFloat).device(device)).expand({c_.heads, -1, -1});
+  }
+  // What the sigmoid turns into the increment of a clock that no token moves.
+  at::Tensor clock_bias(const Weights& w) const {
+    if (c_.rho == 0) return w[d_bias_];
+    const double rate = 1 / c_.rho;
+    return at::full({c_.heads}, std::log(rate / (1 - rate)), w[o_norm_].options());
   }
   at::Tensor log_alpha(const Weights& w, const at::Tensor& a) const {
     return c_.forget_gate ? ops::decay_gate(a, w[dt_bias_], w[A_log_]) : at::zeros_like(a, a.options().dtype(at::kFloat));
@@ -54,8 +62,8 @@ class CyclicFlowMixer final : public Mixer {
   CyclicFlowConfig c_;
   std::vector<StateSpec> state_;
   Stream streams_[3];  // q, k, v
-  ParameterId q_norm_ = 0, k_norm_ = 0, a_proj_ = 0, dt_bias_ = 0, A_log_ = 0, d_proj_ = 0, d_bias_ = 0, b_proj_ = 0, b_bias_ = 0, readout_ = 0,
-              gate_down_ = 0, gate_up_ = 0, gate_bias_ = 0, o_norm_ = 0, o_proj_ = 0;
+  ParameterId q_norm_ = 0, k_norm_ = 0, a_proj_ = 0, dt_bias_ = 0, A_log_ = 0, d_proj_ = 0, d_bias_ = 0, b_proj_ = 0, b_bias_ = 0,
+              readout_ = 0, gate_down_ = 0, gate_up_ = 0, gate_bias_ = 0, o_norm_ = 0, o_proj_ = 0;
 };
 
 CyclicFlowMixer::CyclicFlowMixer(const CyclicFlowConfig& config, const ParameterScope& scope) : c_(config) {
@@ -83,7 +91,7 @@ CyclicFlowMixer::CyclicFlowMixer(const CyclicFlowConfig& config, const Parameter
     A_log_ = scope.other("A_log", {H}, Init::log_uniform(0, 16));
   }
   if (!c_.constant_clock) d_proj_ = scope.matrix("d_proj.weight", {H, D}, normal);
-  d_bias_ = scope.other("d_proj.bias", {H}, Init::zeros());
+  if (c_.rho == 0) d_bias_ = scope.other("d_proj.bias", {H}, Init::zeros());
   b_proj_ = scope.matrix("b_proj.weight", {H, D}, normal);
   b_bias_ = scope.other("b_proj.bias", {H}, Init::zeros());
   if (c_.learned_readout) readout_ = scope.other("readout", {H, M - 1, M - 1}, Init::identity(), true);
@@ -112,7 +120,7 @@ MixerOutput CyclicFlowMixer::forward(const Weights& w, const at::Tensor& x, cons
     qkv[i] = y.view({B, T, H, s.width / H});
   }
   const at::Tensor clock_input = c_.clock_stop_gradient ? x.detach() : x;
-  const at::Tensor d = c_.constant_clock ? w[d_bias_].expand({B, T, H}) : ops::linear(clock_input, w[d_proj_]) + w[d_bias_];
+  const at::Tensor d = c_.constant_clock ? clock_bias(w).expand({B, T, H}) : ops::linear(clock_input, w[d_proj_]) + w[d_bias_];
   ops::CyclicFlowInputs in;
   in.q = qkv[0];
   in.k = qkv[1];
@@ -161,7 +169,7 @@ at::Tensor CyclicFlowMixer::step(const Weights& w, const std::vector<at::Tensor>
   in.k = qkv[1];
   in.v = qkv[2];
   in.beta = ops::sigmoid_gate(y[4]);
-  in.delta = ops::sigmoid_gate(c_.constant_clock ? w[d_bias_].expand({B, H}) : y[5]);
+  in.delta = ops::sigmoid_gate(c_.constant_clock ? clock_bias(w).expand({B, H}) : y[5]);
   in.log_alpha = log_alpha(w, c_.forget_gate ? y.back() : in.beta);
   in.readout_table = derived.at(0);
   in.q_norm_weight = norm(w, q_norm_);
@@ -178,7 +186,7 @@ std::vector<std::pair<std::string, double>> CyclicFlowMixer::health(const Weight
   const at::NoGradGuard no_grad;
   const int64_t B = x.size(0), T = x.size(1), H = c_.heads, M = c_.slots;
   if (B * T == 0) return {};
-  const at::Tensor d = c_.constant_clock ? w[d_bias_].expand({B, T, H}) : ops::linear(x, w[d_proj_]) + w[d_bias_];
+  const at::Tensor d = c_.constant_clock ? clock_bias(w).expand({B, T, H}) : ops::linear(x, w[d_proj_]) + w[d_bias_];
   const at::Tensor delta = at::sigmoid(d.to(at::kDouble));
   const at::Tensor beta = at::sigmoid((ops::linear(x, w[b_proj_]) + w[b_bias_]).to(at::kDouble));
   const at::Tensor alpha = log_alpha(w, c_.forget_gate ? ops::linear(x, w[a_proj_]) : beta).to(at::kDouble).exp();
@@ -187,15 +195,9 @@ std::vector<std::pair<std::string, double>> CyclicFlowMixer::health(const Weight
   const at::Tensor energy = view(state)->energy;
   const at::Tensor spread = energy.sum(-1).square() / (energy.square().sum(-1).clamp_min(1e-300) * static_cast<double>(M - 1));
   const auto number = [](const at::Tensor& value) { return value.item<double>(); };
-  return {{"clock_mean", number(delta.mean())},
-          {"clock_spread", number(delta.std(false))},
-          {"clock_least", number(delta.min())},
-          {"clock_most", number(delta.max())},
-          {"alpha_least", number(alpha.min())},
-          {"alpha_mean", number(alpha.mean())},
-          {"alpha_most", number(alpha.max())},
-          {"beta_mean", number(beta.mean())},
-          {"slot_occupancy", number(spread.mean())},
+  return {{"clock_mean", number(delta.mean())},       {"clock_spread", number(delta.std(false))}, {"clock_least", number(delta.min())},
+          {"clock_most", number(delta.max())},        {"alpha_least", number(alpha.min())},       {"alpha_mean", number(alpha.mean())},
+          {"alpha_most", number(alpha.max())},        {"beta_mean", number(beta.mean())},         {"slot_occupancy", number(spread.mean())},
           {"read_entropy", read_entropy(w, x, state)}};
 }
 
@@ -211,7 +213,8 @@ double CyclicFlowMixer::read_entropy(const Weights& w, const at::Tensor& x, cons
   const at::Tensor scores = at::matmul(keys, q.unsqueeze(-1)).squeeze(-1) / std::sqrt(static_cast<double>(c_.K));
   const at::Tensor logits = at::einsum("hij,bhj->bhi", {readout(w, x.device()).to(at::kDouble), scores});
   const at::Tensor p = at::softmax(logits, -1);
-  return (-(p * p.clamp_min(1e-300).log()).sum(-1).mean() / std::log(static_cast<double>(std::max<int64_t>(2, c_.slots - 1)))).item<double>();
+  return (-(p * p.clamp_min(1e-300).log()).sum(-1).mean() / std::log(static_cast<double>(std::max<int64_t>(2, c_.slots - 1))))
+      .item<double>();
 }
 
 // The stages of docs/operator.md for chunks of 64 tokens.
@@ -246,7 +249,11 @@ MixerFactory read_cyclic_flow(ConfigReader& config, const BackboneShape& backbon
   if (c.conv_silu && !c.short_conv) config.fail("conv_activation", "\"none\" where use_short_conv is false");
   c.qk_norm = config.flag("use_qk_norm", c.qk_norm);
   c.forget_gate = config.flag("use_forget_gate", c.forget_gate);
-  c.constant_clock = config.word("clock", "token", {"token", "constant"}) == "constant";
+  const std::string clock = config.word("clock", "token", {"token", "constant", "fixed"});
+  c.constant_clock = clock != "token";
+  const std::optional<double> rho = config.number_or_null("rho", 1, 1e6);
+  if (rho.has_value() != (clock == "fixed")) config.fail("rho", "tokens a slot where clock is \"fixed\", and only there");
+  c.rho = rho.value_or(0);
   c.clock_stop_gradient = config.flag("clock_stop_gradient", c.clock_stop_gradient);
   c.learned_readout = config.word("readout", "learned", {"learned", "identity"}) == "learned";
   config.bookkeeping({"attn_mode", "checkpoint_level"});

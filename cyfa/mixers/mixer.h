@@ -19,7 +19,12 @@ struct StateSpec {
   std::string name;
   std::vector<int64_t> shape;  // of one sequence
   at::ScalarType dtype;
-  bool memory = true;          // counted as recurrent state in the paper's tables (the convolution's tail and the clock are not)
+  bool memory = true;  // counted as recurrent state in the paper's tables (the convolution's tail and the clock are not)
+  bool grows = false;  // the first dimension counts stored tokens: 0 at the start, more as the sequence grows
+
+  bool fits(at::IntArrayRef sizes) const {
+    return grows ? sizes.slice(1) == at::IntArrayRef(shape).slice(1) : sizes == at::IntArrayRef(shape);
+  }
 };
 
 // The state of N sequences in one layer: a tensor [N, ...] for each StateSpec, in their order.

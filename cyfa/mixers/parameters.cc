@@ -32,21 +32,12 @@ void initialise(const Init& init, at::Tensor& parameter, at::Generator generator
   // Drawn in fp32 on the CPU, so that a seed gives the same model on every device and in every type.
   const at::Tensor values = at::empty(parameter.sizes(), at::kFloat);
   switch (init.kind) {
-    case Init::Kind::kNormal:
-      values.normal_(0, init.value, generator);
-      break;
-    case Init::Kind::kZeros:
-      values.zero_();
-      break;
-    case Init::Kind::kOnes:
-      values.fill_(1);
-      break;
-    case Init::Kind::kIdentity:
-      values.copy_(at::eye(values.size(-1)).expand_as(values));
-      break;
-    case Init::Kind::kLogUniform:
-      values.uniform_(0, init.value, generator).clamp_min_(1e-7).log_();
-      break;
+    case Init::Kind::kNormal: values.normal_(0, init.value, generator); break;
+    case Init::Kind::kZeros: values.zero_(); break;
+    case Init::Kind::kConstant: values.fill_(init.value); break;
+    case Init::Kind::kIdentity: values.copy_(at::eye(values.size(-1)).expand_as(values)); break;
+    case Init::Kind::kLogUniform: values.uniform_(init.low, init.value, generator).clamp_min_(1e-7).log_(); break;
+    case Init::Kind::kUniform: values.uniform_(-init.value, init.value, generator); break;
     case Init::Kind::kTimeStep: {
       const double low = std::log(0.001), high = std::log(0.1);
       values.uniform_(low, high, generator).exp_().clamp_min_(1e-4);

@@ -12,22 +12,26 @@ namespace cyfa {
 // How a parameter begins.
 struct Init {
   enum class Kind {
-    kNormal,      // N(0, value)
+    kNormal,  // N(0, value)
     kZeros,
-    kOnes,
+    kConstant,    // value
     kIdentity,    // an identity matrix per leading index
-    kLogUniform,  // log of U(0, value)
+    kLogUniform,  // log of U(low, value)
+    kUniform,     // U(-value, value)
     kTimeStep,    // inverse softplus of exp(U(log .001, log .1)), at least 1e-4
   };
   Kind kind = Kind::kZeros;
   double value = 0;
+  double low = 0;
 
-  static Init normal(double deviation) { return {Kind::kNormal, deviation}; }
-  static Init zeros() { return {Kind::kZeros, 0}; }
-  static Init ones() { return {Kind::kOnes, 0}; }
-  static Init identity() { return {Kind::kIdentity, 0}; }
-  static Init log_uniform(double top) { return {Kind::kLogUniform, top}; }
-  static Init time_step() { return {Kind::kTimeStep, 0}; }
+  static Init normal(double deviation) { return {Kind::kNormal, deviation, 0}; }
+  static Init zeros() { return {Kind::kZeros, 0, 0}; }
+  static Init constant(double value) { return {Kind::kConstant, value, 0}; }
+  static Init ones() { return constant(1); }
+  static Init identity() { return {Kind::kIdentity, 0, 0}; }
+  static Init log_uniform(double low, double top) { return {Kind::kLogUniform, top, low}; }
+  static Init uniform(double bound) { return {Kind::kUniform, bound, 0}; }
+  static Init time_step() { return {Kind::kTimeStep, 0, 0}; }
 };
 
 enum class Role {

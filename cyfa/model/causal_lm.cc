@@ -17,7 +17,7 @@ at::ScalarType at_least_float(at::ScalarType type) { return at::promote_types(ty
 }  // namespace
 
 CausalLM::CausalLM(ModelConfig config) : config_(std::move(config)) {
-  const BackboneNames& names = config_.kind->names;
+  const BackboneLayout& names = config_.kind->layout;
   const BackboneShape& shape = config_.backbone;
   const int64_t D = shape.hidden_size, F = config_.intermediate_size;
   const Init normal = Init::normal(shape.initializer_range);
@@ -29,11 +29,13 @@ CausalLM::CausalLM(ModelConfig config) : config_(std::move(config)) {
     Layer layer;
     layer.mixer_norm = scope.other(names.mixer_norm + ".weight", {D}, Init::ones());
     layer.mixer = config_.mixer(scope.sub(names.mixer), i);
-    layer.mlp_norm = scope.other(names.mlp_norm + ".weight", {D}, Init::ones());
-    const ParameterScope mlp = scope.sub(names.mlp);
-    layer.gate = mlp.matrix("gate_proj.weight", {F, D}, normal);
-    layer.up = mlp.matrix("up_proj.weight", {F, D}, normal);
-    layer.down = mlp.matrix("down_proj.weight", {D, F}, normal);
+    if (F > 0) {
+      layer.mlp_norm = scope.other(names.mlp_norm + ".weight", {D}, Init::ones());
+      const ParameterScope mlp = scope.sub(names.mlp);
+      layer.gate = mlp.matrix("gate_proj.weight", {F, D}, normal);
+      layer.up = mlp.matrix("up_proj.weight", {F, D}, normal);
+      layer.down = mlp.matrix("down_proj.weight", {D, F}, normal);
+    }
     layers_.push_back(std::move(layer));
   }
   norm_ = root.other(names.norm + ".weight", {D}, Init::ones());
@@ -82,25 +84,51 @@ ModelState CausalLM::initial_state(int64_t sequences) const {
   return state;
 }
 
+void CausalLM::check_state(const ModelState& state) const {
+  if (state.layers.size() != layers_.size()) {
+    ops::check::fail(kOp, "the state has " + std::to_string(state.layers.size()) + " layers, wanted " + std::to_string(layers_.size()));
+  }
+  const auto refuse = [&](size_t layer, const std::string& what) {
+    ops::check::fail(kOp, "the state of layer " + std::to_string(layer) + " " + what + ": it belongs to another model than " +
+                              config_.kind->model_type + " with this config");
+  };
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const std::vector<StateSpec>& specs = layers_[layer].mixer->state();
+    const MixerState& tensors = state.layers[layer];
+    if (tensors.size() != specs.size())
+      refuse(layer, "has " + std::to_string(tensors.size()) + " tensors, wanted " + std::to_string(specs.size()));
+    for (size_t i = 0; i < specs.size(); ++i) {
+      const bool like = at::isFloatingType(tensors[i].scalar_type()) == at::isFloatingType(specs[i].dtype) &&
+                        tensors[i].dim() == static_cast<int64_t>(specs[i].shape.size()) + 1 && tensors[i].size(0) == state.sequences() &&
+                        specs[i].fits(tensors[i].sizes().slice(1));
+      if (!like)
+        refuse(layer, "has " + specs[i].name + " of shape " + c10::str(tensors[i].sizes()) + ", wanted [N" +
+                          (specs[i].grows ? ", tokens" : "") + "] + " +
+                          c10::str(at::IntArrayRef(specs[i].shape).slice(specs[i].grows ? 1 : 0)));
+    }
+  }
+}
+
 at::Tensor CausalLM::embed(const Weights& w, const at::Tensor& ids) const {
-  if (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt) ops::check::fail(kOp, std::string("ids have type ") + c10::toString(ids.scalar_type()) + ", wanted Long or Int");
+  if (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt)
+    ops::check::fail(kOp, std::string("ids have type ") + c10::toString(ids.scalar_type()) + ", wanted Long or Int");
   if (ids.is_cpu() && ids.numel() > 0) {  // on a GPU the lookup itself stops at such an id
     const auto low = ids.min().item<int64_t>(), high = ids.max().item<int64_t>();
     if (low < 0 || high >= config_.vocab_size) {
-      ops::check::fail(kOp, "ids hold " + std::to_string(low < 0 ? low : high) + ", wanted 0 .. vocab_size - 1 = " + std::to_string(config_.vocab_size - 1));
+      ops::check::fail(kOp, "ids hold " + std::to_string(low < 0 ? low : high) +
+                                ", wanted 0 .. vocab_size - 1 = " + std::to_string(config_.vocab_size - 1));
     }
   }
   const at::Tensor& table = w[embeddings_];
-  // As in the models' origin, the embedding of the padding token is never trained, wherever the token stands.
-  return at::embedding(table, ids.to(table.device()), config_.pad.value_or(-1)).to(ops::activation_type(table.scalar_type(), table.device()));
+  // As in most models' origin, the embedding of the padding token is never trained, wherever the token stands.
+  const int64_t untrained = config_.kind->layout.trains_padding ? -1 : config_.pad.value_or(-1);
+  return at::embedding(table, ids.to(table.device()), untrained).to(ops::activation_type(table.scalar_type(), table.device()));
 }
 
 LmOutput CausalLM::forward(const Weights& w, const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens, const ModelState* initial,
                            bool recompute) const {
   ops::check::shape(kOp, "ids", ids, {{"B", -1}, {"T", -1}});
-  if (initial != nullptr && initial->layers.size() != layers_.size()) {
-    ops::check::fail(kOp, "the initial state has " + std::to_string(initial->layers.size()) + " layers, wanted " + std::to_string(layers_.size()));
-  }
+  if (initial != nullptr) check_state(*initial);
   LmOutput out;
   at::Tensor x = embed(w, ids);
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -127,6 +155,7 @@ at::Tensor CausalLM::block(const Weights& w, const Layer& layer, const at::Tenso
   MixerOutput mixed = layer.mixer->forward(w, ops::rms_norm(x, w[layer.mixer_norm], eps), cu_seqlens, initial);
   *final_state = std::move(mixed.final_state);
   const at::Tensor y = x + mixed.y;
+  if (config_.intermediate_size == 0) return y;
   const at::Tensor normed = ops::rms_norm(y, w[layer.mlp_norm], eps);
   return y + ops::linear(ops::swiglu(ops::linear(normed, w[layer.gate]), ops::linear(normed, w[layer.up])), w[layer.down]);
 }
@@ -141,12 +170,14 @@ at::Tensor CausalLM::head_step(const Weights& w, const at::Tensor& hidden) const
 
 at::Tensor CausalLM::step(const Weights& w, const at::Tensor& ids, ModelState& state) const {
   const at::NoGradGuard no_grad;
+  check_state(state);
   ops::check::shape(kOp, "ids", ids, {{"B", state.sequences()}});
   const double eps = config_.backbone.norm_eps;
   at::Tensor x = embed(w, ids);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
     x = x + layer.mixer->step(w, w.derived.at(i), ops::rms_norm(x, w[layer.mixer_norm], eps), state.layers[i]);
+    if (config_.intermediate_size == 0) continue;
     const at::Tensor normed = ops::rms_norm(x, w[layer.mlp_norm], eps);
     const std::vector<at::Tensor> wide = ops::linear_steps(normed, {{w[layer.gate], {}}, {w[layer.up], {}}});
     x = x + ops::linear_step(ops::swiglu(wide[0], wide[1]), w[layer.down]);
@@ -154,8 +185,8 @@ at::Tensor CausalLM::step(const Weights& w, const at::Tensor& ids, ModelState& s
   return head_step(w, x);
 }
 
-at::Tensor CausalLM::loss(const Weights& w, const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens,
-                          bool recompute) const {
+at::Tensor CausalLM::loss(const Weights& w, const at::Tensor& inputs, const at::Tensor& targets,
+                          const std::optional<at::Tensor>& cu_seqlens, bool recompute) const {
   if (inputs.sizes() != targets.sizes()) ops::check::fail(kOp, "targets have another shape than the inputs");
   const at::Tensor ids = cu_seqlens ? inputs.reshape({1, -1}) : inputs;
   const at::Tensor hidden = forward(w, ids, cu_seqlens, nullptr, recompute).hidden;
@@ -198,7 +229,8 @@ int64_t CausalLM::memory_scalars() const {
 int64_t CausalLM::state_bytes() const {
   int64_t sum = 0;
   for (const Layer& layer : layers_) {
-    for (const StateSpec& spec : layer.mixer->state()) sum += c10::multiply_integers(spec.shape) * static_cast<int64_t>(c10::elementSize(spec.dtype));
+    for (const StateSpec& spec : layer.mixer->state())
+      sum += c10::multiply_integers(spec.shape) * static_cast<int64_t>(c10::elementSize(spec.dtype));
   }
   return sum;
 }

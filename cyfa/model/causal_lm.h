@@ -1,4 +1,5 @@
-// A causal language model: embedding, pre-norm blocks of a mixer and a SwiGLU, final norm, head. One class for every mixer.
+// A causal language model: embedding, pre-norm blocks of a mixer and a SwiGLU (or of a mixer alone), final norm, head. One class for every
+// mixer.
 //
 //   CausalLM model(ModelConfig::read("configs/cyfa-400m.json"));
 //   model.initialise(42);
@@ -42,6 +43,7 @@ class CausalLM {
   Weights step_weights(std::optional<at::ScalarType> compute = std::nullopt) const;
 
   ModelState initial_state(int64_t sequences) const;
+  void check_state(const ModelState& state) const;  // throws ops::ArgumentError where it is not one of this model's
 
   // ids [B, T], or packed sequences [1, T] with cu_seqlens. `initial` is never changed. recompute: keep each layer's input alone for
   // backward and compute the layer again there; final states then take no gradient.
@@ -55,29 +57,31 @@ class CausalLM {
 
   // Mean cross-entropy of targets [B, T] given inputs [B, T]; targets of ops::kIgnore do not count. With cu_seqlens, rows are taken as
   // packed sequences [1, B * T].
-  at::Tensor loss(const Weights& w, const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens = std::nullopt,
-                  bool recompute = false) const;
+  at::Tensor loss(const Weights& w, const at::Tensor& inputs, const at::Tensor& targets,
+                  const std::optional<at::Tensor>& cu_seqlens = std::nullopt, bool recompute = false) const;
   // The same of each token's prediction of the next one, over ids [B, T] with T of at least 2.
   at::Tensor next_token_loss(const Weights& w, const at::Tensor& ids) const;
 
   // Figures of every mixer on ids [B, T], averaged over the layers: how the memory is used.
   std::vector<std::pair<std::string, double>> health(const Weights& w, const at::Tensor& ids) const;
 
-  std::optional<MemoryView> view(const ModelState& state, size_t layer) const { return layers_.at(layer).mixer->view(state.layers.at(layer)); }
+  std::optional<MemoryView> view(const ModelState& state, size_t layer) const {
+    return layers_.at(layer).mixer->view(state.layers.at(layer));
+  }
 
-  int64_t memory_scalars() const;         // recurrent state of one layer and sequence, as the paper counts it
-  int64_t state_bytes() const;            // all that one sequence carries, all layers
-  double forward_flops_per_token() const; // matrix products of one token, the recurrence included, the embedding's lookup not
+  int64_t memory_scalars() const;          // recurrent state of one layer and sequence, as the paper counts it
+  int64_t state_bytes() const;             // all that one sequence carries, all layers
+  double forward_flops_per_token() const;  // matrix products of one token, the recurrence included, the embedding's lookup not
 
  private:
   struct Layer {
-    ParameterId mixer_norm, mlp_norm, gate, up, down;
+    ParameterId mixer_norm = 0, mlp_norm = 0, gate = 0, up = 0, down = 0;  // the last four where the config has an MLP
     std::unique_ptr<Mixer> mixer;
   };
 
   at::Tensor embed(const Weights& w, const at::Tensor& ids) const;
-  at::Tensor block(const Weights& w, const Layer& layer, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens, const MixerState* initial,
-                   MixerState* final_state) const;
+  at::Tensor block(const Weights& w, const Layer& layer, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens,
+                   const MixerState* initial, MixerState* final_state) const;
   ParameterId head_weight() const { return config_.tied_head ? embeddings_ : head_; }
 
   ModelConfig config_;

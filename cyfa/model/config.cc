@@ -1,5 +1,8 @@
 #include "cyfa/model/config.h"
 
+#include <algorithm>
+#include <map>
+
 #include "cyfa/io/file_error.h"
 #include "cyfa/io/mapped_file.h"
 
@@ -23,10 +26,46 @@ std::vector<int64_t> token_list(const Json& json, const char* key, ConfigReader&
   if (found == json.end() || found->is_null()) return ids;
   const Json list = found->is_array() ? *found : Json::array({*found});
   for (const Json& id : list) {
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > most) reader.fail(key, "a token, or a list of tokens, below vocab_size");
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > most)
+      reader.fail(key, "a token, or a list of tokens, below vocab_size");
     ids.push_back(id.get<int64_t>());
   }
   return ids;
+}
+
+// An origin's class names, where there are any, must be those of the model_type.
+void check_architecture(const Json& json, ConfigReader& reader, const MixerKind& kind) {
+  reader.bookkeeping({"architectures"});
+  const auto found = json.find("architectures");
+  if (found == json.end() || found->is_null()) return;
+  const bool listed = found->is_array() && std::find(found->begin(), found->end(), Json(kind.architecture)) != found->end();
+  if (!listed && !(found->is_array() && found->empty())) {
+    reader.fail("architectures", Json::array({kind.architecture}).dump() + ", the architecture of model_type " + kind.model_type);
+  }
+}
+
+// Keys that no part of the model asked for: refused, with the kinds of model that do ask for them.
+void refuse_unknown(const ConfigReader& reader) {
+  const std::vector<std::string> keys = reader.unknown();
+  if (keys.empty()) return;
+  std::map<std::string, std::string> owners;
+  const Json nothing = Json::object();
+  BackboneShape backbone;
+  backbone.hidden_size = 2048;  // one that every kind's defaults fit
+  for (const MixerKind& kind : mixer_kinds()) {
+    ConfigReader other(nothing);
+    kind.read(other, backbone);
+    for (const std::string& key : other.known()) {
+      std::string& text = owners[key];
+      if (text.find(kind.model_type) == std::string::npos) text += (text.empty() ? "" : ", ") + kind.model_type;
+    }
+  }
+  std::string message;
+  for (const std::string& key : keys) {
+    message += (message.empty() ? "" : ", ") + Json(key).dump(-1, ' ', true, Json::error_handler_t::replace);
+    if (owners.contains(key)) message += " (a key of " + owners[key] + ")";
+  }
+  throw ConfigError("config: unknown keys " + message + "; a model that ignored them would not be the one they describe");
 }
 
 }  // namespace
@@ -37,25 +76,35 @@ ModelConfig ModelConfig::parse(const Json& json) {
   c.json = json;
   const auto type = json.find("model_type");
   reader.bookkeeping({"model_type"});
-  if (type == json.end() || !type->is_string()) reader.fail("model_type", "the name of an architecture, such as " + mixer_kinds().front().model_type);
+  if (type == json.end() || !type->is_string())
+    reader.fail("model_type", "the name of an architecture, such as " + mixer_kinds().front().model_type);
   c.kind = &mixer_kind(type->get<std::string>());
   c.backbone.hidden_size = reader.integer("hidden_size", 2048, 1, kMost);
   c.backbone.layers = reader.integer("num_hidden_layers", 24, 1, 4096);
-  c.backbone.norm_eps = reader.number("norm_eps", 1e-6, 0, 1);
+  const BackboneLayout& layout = c.kind->layout;
+  c.backbone.norm_eps = reader.number(layout.norm_eps_key, layout.norm_eps, 0, 1);
   c.backbone.initializer_range = reader.number("initializer_range", 0.02, 0, 100);
   c.vocab_size = reader.integer("vocab_size", 32000, 1, kMost);
-  const double ratio = reader.number("hidden_ratio", 4, 0, 1024);
-  c.intermediate_size = reader.integer("intermediate_size", default_intermediate(c.backbone.hidden_size, ratio), 1, kMost);
+  const std::optional<int64_t> width = reader.integer_or_null(layout.mlp_width_key, 1, kMost);
+  if (layout.mlp_width == BackboneLayout::Mlp::kByRatio) {
+    c.intermediate_size = width.value_or(default_intermediate(c.backbone.hidden_size, reader.number("hidden_ratio", 4, 0, 1024)));
+  } else {
+    if (!width && layout.mlp_width == BackboneLayout::Mlp::kGiven) reader.fail(layout.mlp_width_key, "the width of the MLP");
+    c.intermediate_size = width.value_or(0);
+  }
   reader.word("hidden_act", "swish", {"swish", "silu"});
   c.tied_head = reader.flag("tie_word_embeddings", false);
-  c.max_position_embeddings = reader.integer("max_position_embeddings", 2048, 1, int64_t{1} << 40);
+  c.backbone.context = reader.integer("max_position_embeddings", 2048, 1, int64_t{1} << 40);
   c.bos = reader.integer_or_null("bos_token_id", 0, c.vocab_size - 1);
   c.pad = reader.integer_or_null("pad_token_id", 0, c.vocab_size - 1);
   c.eos = token_list(json, "eos_token_id", reader, c.vocab_size - 1);
   c.mixer = c.kind->read(reader, c.backbone);
-  reader.bookkeeping({"architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache", "fuse_norm", "fuse_swiglu",
+  check_architecture(json, reader, *c.kind);
+  reader.bookkeeping({"auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache", "fuse_norm", "fuse_swiglu",
                       "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp", "name_or_path", "_name_or_path", "tokenizer"});
-  reader.finish();
+  reader.only("attn", nullptr);                // layers of another kind between those of the mixer
+  reader.only("attnres_block_size", nullptr);  // residuals that look back over blocks
+  refuse_unknown(reader);
   return c;
 }
 

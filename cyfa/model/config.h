@@ -14,12 +14,11 @@ struct ModelConfig {
   BackboneShape backbone;
   MixerFactory mixer;
   int64_t vocab_size = 32000;
-  int64_t intermediate_size = 0;
-  bool tied_head = false;                // tie_word_embeddings
-  int64_t max_position_embeddings = 0;   // the trained context; nothing depends on it
+  int64_t intermediate_size = 0;  // of the MLP; 0: blocks without one
+  bool tied_head = false;         // tie_word_embeddings
   std::optional<int64_t> bos, pad;
-  std::vector<int64_t> eos;              // any of them ends a text
-  Json json;                             // as it came, bookkeeping included
+  std::vector<int64_t> eos;  // any of them ends a text
+  Json json;                 // as it came, bookkeeping included
 
   // Throws ConfigError: a key that is unknown, of the wrong type or out of range.
   static ModelConfig parse(const Json& json);

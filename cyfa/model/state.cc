@@ -37,7 +37,17 @@ ModelState ModelState::concatenate(std::span<const ModelState> states) {
   if (states.empty()) return {};
   return mapped(states.front(), [&](size_t layer, size_t i) {
     std::vector<at::Tensor> parts;
-    for (const ModelState& state : states) parts.push_back(state.layers[layer][i]);
+    int64_t longest = 0;
+    for (const ModelState& state : states) {
+      parts.push_back(state.layers[layer][i]);
+      if (parts.back().dim() > 1) longest = std::max(longest, parts.back().size(1));
+    }
+    for (at::Tensor& part : parts) {
+      if (part.dim() < 2 || part.size(1) == longest) continue;
+      std::vector<int64_t> rest = part.sizes().vec();
+      rest[1] = longest - part.size(1);
+      part = at::cat({part, at::zeros(rest, part.options())}, 1);
+    }
     return at::cat(parts, 0);
   });
 }

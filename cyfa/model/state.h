@@ -1,4 +1,4 @@
-// The memory of a batch of sequences through all layers. Its size does not grow with their length.
+// The memory of a batch of sequences through all layers. Its size does not grow with their length, except that of attention's caches.
 #pragma once
 
 #include <span>
@@ -14,8 +14,9 @@ struct ModelState {
   int64_t bytes() const;
 
   ModelState clone() const;
-  ModelState select(const std::vector<int64_t>& sequences) const;       // copies, in that order
-  static ModelState concatenate(std::span<const ModelState> states);    // copies, one batch after another
+  ModelState select(const std::vector<int64_t>& sequences) const;  // copies, in that order
+  // Copies, one batch after another; tensors that grow with the sequence (StateSpec) are filled up with zeros to the longest.
+  static ModelState concatenate(std::span<const ModelState> states);
 };
 
 }  // namespace cyfa

@@ -1,0 +1,111 @@
+#include "cyfa/mixers/bounded_memory.h"
+
+#include "cyfa/mixers/parts.h"
+#include "cyfa/ops/check.h"
+
+namespace cyfa {
+namespace {
+
+struct Config {
+  BackboneShape backbone;
+  int64_t heads = 4, K = 0, V = 0, slots = 64;
+  ShortConvConfig conv;
+  bool rope = true;
+  double clamp_min = -32, clamp_max = 32;
+};
+
+class BoundedMemory final : public StreamMixer {
+ public:
+  BoundedMemory(const Config& c, const ParameterScope& scope) : c_(c) {
+    const int64_t D = c.backbone.hidden_size;
+    const Init normal = Init::normal(c.backbone.initializer_range);
+    add_streams(scope, c.backbone, {c.heads * c.K, c.heads * c.K, c.heads * c.V}, c.conv);
+    memory_.keys = keep_memory({c.heads, c.K, c.slots}, "k");
+    memory_.values = keep_memory({c.heads, c.slots, c.V}, "v");
+    mass_ = keep({"mass", {c.heads, c.slots}, at::kDouble, false});
+    if (c.rope) position_ = keep_position();
+    s_proj_ = scope.matrix("s_proj.weight", {c.heads * c.slots, D}, normal);
+    g_proj_ = scope.matrix("g_proj.weight", {c.heads * c.V, D}, normal);
+    norm_ = scope.other("g_norm.weight", {c.V}, Init::ones());
+    o_proj_ = scope.matrix("o_proj.weight", {D, c.heads * c.V}, normal);
+  }
+
+  at::Tensor mix(Call& call) const override {
+    const std::vector<at::Tensor> y = project(call, {c_.conv.on, c_.conv.on, c_.conv.on}, {{s_proj_, {}}, {g_proj_, {}}});
+    at::Tensor q = split_heads(y[0], c_.heads), k = split_heads(y[1], c_.heads);
+    if (c_.rope) {
+      const at::Tensor position = call.count_positions(position_);
+      q = rotary(q, position);
+      k = rotary(k, position);
+    }
+    const at::Tensor weight = split_heads(y[3], c_.heads).clamp(c_.clamp_min, c_.clamp_max).to(at::kDouble);
+    // A slot holds the mean of what was written to it, by weights exp(s): the mass Z_t = sum of exp(s_i) up to t makes that a recurrence
+    // with the gate Z_{t-1} / Z_t and the write exp(s_t) / Z_t. Both are at most 1. An empty slot has nothing to forget.
+    const auto [before, now] = log_mass(call, weight);
+    const at::ScalarType type = at::promote_types(k.scalar_type(), at::kFloat);
+    const at::Tensor log_alpha = at::where(before.isinf(), at::zeros_like(before), before - now).clamp_max(0).to(type);
+    const at::Tensor o = memory_.read(call, q, k, split_heads(y[2], c_.heads), (weight - now).exp().to(type), log_alpha,
+                                      1 / std::sqrt(static_cast<double>(c_.K)));
+    return call.linear(join_heads(gated_norm(o, call[norm_], c_.backbone.norm_eps, split_heads(y[4], c_.heads), false)), o_proj_);
+  }
+
+  double flops_per_token() const override {
+    return linear_attention_flops(c_.heads, c_.K, c_.slots) + linear_attention_flops(c_.heads, c_.slots, c_.V);
+  }
+
+ private:
+  // log Z before and after each token, [.., H, M].
+  std::pair<at::Tensor, at::Tensor> log_mass(Call& call, const at::Tensor& s) const {
+    const at::Tensor first = call.before(mass_);  // [N, H, M] or undefined
+    if (call.is_step()) {
+      const at::Tensor before = first.log();
+      call.after(mass_, first + s.exp());
+      return {before, first.log()};
+    }
+    const std::vector<int64_t> offsets =
+        call.cu_seqlens() ? ops::check::sequence_offsets("abc", *call.cu_seqlens(), s.size(1)) : std::vector<int64_t>{0, s.size(1)};
+    std::vector<at::Tensor> before, now, last;
+    for (size_t n = 0; n + 1 < offsets.size(); ++n) {
+      const at::Tensor part = s.slice(1, offsets[n], offsets[n + 1]);  // [B, t, H, M]
+      const at::Tensor start =
+          !first.defined()
+              ? at::full({part.size(0), 1, s.size(2), s.size(3)}, -INFINITY, s.options())
+              : (call.cu_seqlens() ? first.slice(0, static_cast<int64_t>(n), static_cast<int64_t>(n) + 1) : first).log().unsqueeze(1);
+      at::Tensor z = part.size(1) == 0 ? part : at::logcumsumexp(part, 1);
+      if (first.defined()) z = at::logaddexp(z, start);
+      const at::Tensor all = at::cat({start, z}, 1);
+      before.push_back(all.narrow(1, 0, part.size(1)));
+      now.push_back(z);
+      last.push_back(all.select(1, part.size(1)).exp());
+    }
+    call.after(mass_, at::cat(last, 0));
+    return {at::cat(before, 1), at::cat(now, 1)};
+  }
+
+  Config c_;
+  SlotMemory memory_;
+  ParameterId s_proj_ = 0, g_proj_ = 0, norm_ = 0, o_proj_ = 0;
+  size_t mass_ = 0, position_ = 0;
+};
+
+}  // namespace
+
+MixerFactory read_bounded_memory(ConfigReader& config, const BackboneShape& backbone) {
+  Config c;
+  c.backbone = backbone;
+  c.heads = config.integer("num_heads", c.heads, 1, 1 << 20);
+  c.K = head_width(config, "expand_k", 0.5, backbone.hidden_size, c.heads);
+  c.V = head_width(config, "expand_v", 1, backbone.hidden_size, c.heads);
+  c.slots = config.integer("num_slots", c.K, 1, 1 << 20);
+  c.conv = ShortConvConfig::read(config, false);
+  c.rope = config.flag("use_rope", c.rope);
+  if (c.rope && c.K % 2 != 0) config.fail("expand_k", "heads of an even width: rotary positions turn pairs");
+  // Masses are kept as they are, not as logarithms: wider bounds would overflow them.
+  c.clamp_min = config.number("clamp_min", c.clamp_min, -300, 300);
+  c.clamp_max = config.number("clamp_max", c.clamp_max, c.clamp_min, 300);
+  config.bookkeeping({"gate_low_rank_dim"});
+  fla_bookkeeping(config);
+  return [c](const ParameterScope& scope, int64_t) { return std::make_unique<BoundedMemory>(c, scope); };
+}
+
+}  // namespace cyfa

@@ -1,0 +1,196 @@
+#include "cyfa/mixers/parts.h"
+
+#include <cmath>
+
+namespace cyfa {
+namespace {
+
+bool recorded(const at::Tensor& x) { return at::GradMode::is_enabled() && x.requires_grad(); }
+
+// Torch's vector and scalar code differ in the last bit, and which of them an element meets depends on the batch. Hence a loop of our own,
+// in double, where nothing is recorded on a CPU.
+template <class F, class G>
+at::Tensor each(const at::Tensor& x, const F& torch, const G& exact) {
+  const at::Tensor wide = x.to(at::promote_types(x.scalar_type(), at::kFloat));
+  if (!wide.is_cpu() || wide.scalar_type() != at::kFloat || recorded(wide)) return torch(wide);
+  const at::Tensor in = wide.contiguous(), out = at::empty_like(in);
+  const float* from = in.const_data_ptr<float>();
+  float* to = out.data_ptr<float>();
+  for (int64_t i = 0; i < in.numel(); ++i) to[i] = static_cast<float>(exact(static_cast<double>(from[i])));
+  return out;
+}
+
+constexpr double kChunk = 64;
+
+}  // namespace
+
+at::Tensor split_heads(const at::Tensor& x, int64_t heads) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() /= heads;
+  shape.insert(shape.end() - 1, heads);
+  return x.reshape(shape);
+}
+
+at::Tensor repeat_heads(const at::Tensor& x, int64_t each_group) { return each_group == 1 ? x : x.repeat_interleave(each_group, -2); }
+
+at::Tensor rotary(const at::Tensor& x, const at::Tensor& positions, double theta) {
+  const int64_t half = x.size(-1) / 2;
+  const at::Tensor i = at::arange(half, x.options().dtype(at::kDouble));
+  const at::Tensor rate = at::pow(theta, i * (-2.0 / static_cast<double>(2 * half)));
+  const at::Tensor angle = (positions.to(at::kDouble).unsqueeze(-1) * rate).unsqueeze(-2);  // [.., 1, half]
+  const at::ScalarType type = at::promote_types(x.scalar_type(), at::kFloat);
+  const at::Tensor cos = at::cos(angle).to(type), sin = at::sin(angle).to(type);
+  const at::Tensor a = x.narrow(-1, 0, half), b = x.narrow(-1, half, half);
+  return at::cat({a * cos - b * sin, b * cos + a * sin}, -1).to(x.scalar_type());
+}
+
+at::Tensor log_sigmoid_gate(const at::Tensor& x) {
+  return each(
+      x, [](const at::Tensor& y) { return at::log_sigmoid(y); },
+      [](double y) { return std::min(y, 0.0) - std::log1p(std::exp(-std::abs(y))); });
+}
+
+at::Tensor one_minus_exp(const at::Tensor& log_alpha) {
+  return each(
+      log_alpha, [](const at::Tensor& y) { return -at::expm1(y); }, [](double y) { return -std::expm1(y); });
+}
+
+at::Tensor softplus_gate(const at::Tensor& x, const at::Tensor& bias) { return -ops::decay_gate(x, bias, at::zeros_like(bias)); }
+
+at::Tensor exact_gelu(const at::Tensor& x) {
+  return each(
+      x, [](const at::Tensor& y) { return at::gelu(y); }, [](double y) { return 0.5 * y * (1 + std::erf(y / std::sqrt(2.0))); });
+}
+
+at::Tensor tanh_gate(const at::Tensor& x) {
+  return each(
+      x, [](const at::Tensor& y) { return at::tanh(y); }, [](double y) { return std::tanh(y); });
+}
+
+at::Tensor l2_norm(const at::Tensor& x) {
+  constexpr double kEps = 1e-6;
+  const auto width = static_cast<double>(x.size(-1));  // a sum is the width times a mean
+  const at::Tensor weight = at::full({x.size(-1)}, 1 / std::sqrt(width), x.options().dtype(at::promote_types(x.scalar_type(), at::kFloat)));
+  return ops::rms_norm(x, weight, kEps / width);
+}
+
+std::string read_feature_map(ConfigReader& config, const std::string& otherwise) {
+  return config.word("feature_map", otherwise, {"identity", "swish", "silu", "relu", "elu"});
+}
+
+at::Tensor feature_map(const std::string& name, const at::Tensor& x) {
+  if (name == "swish" || name == "silu") return ops::silu(x);
+  if (name == "relu") return at::relu(x);
+  if (name == "elu")
+    return each(
+        x, [](const at::Tensor& y) { return at::elu(y) + 1; }, [](double y) { return y > 0 ? y + 1 : std::exp(y); });
+  return x;
+}
+
+int64_t head_width(ConfigReader& config, const char* key, double otherwise, int64_t hidden_size, int64_t heads) {
+  const double width = static_cast<double>(hidden_size) * config.number(key, otherwise, 0, 64) / static_cast<double>(heads);
+  if (width < 1 || std::abs(width - std::round(width)) > 1e-6)
+    config.fail(key, "a factor that gives each of the heads the same whole width");
+  return std::lround(width);
+}
+
+int64_t read_groups(ConfigReader& config, const char* key, int64_t heads) { return read_groups(config, key, heads, heads); }
+
+int64_t read_groups(ConfigReader& config, const char* key, int64_t heads, int64_t otherwise) {
+  const int64_t groups = config.integer(key, otherwise, 1, heads);
+  if (heads % groups != 0) config.fail(key, "a divisor of the heads, of which there are " + std::to_string(heads));
+  return groups;
+}
+
+int64_t read_value_heads(ConfigReader& config, int64_t heads) {
+  const int64_t value_heads = config.integer("num_v_heads", heads, 1, 1 << 20);
+  if (value_heads % heads != 0) config.fail("num_v_heads", "a multiple of num_heads = " + std::to_string(heads));
+  return value_heads;
+}
+
+std::string output_norm_name(ConfigReader& config, bool gated) {
+  return config.flag("fuse_norm", true) && gated ? "g_norm_swish_gate" : "g_norm";
+}
+
+ShortConvConfig ShortConvConfig::read(ConfigReader& config, bool otherwise) {
+  ShortConvConfig c;
+  c.on = config.flag("use_short_conv", otherwise);
+  c.size = config.integer("conv_size", c.size, 1, 256);
+  c.bias = config.flag("conv_bias", c.bias);
+  return c;
+}
+
+Stream::Stream(const ParameterScope& scope, const std::string& letter, int64_t hidden_size, int64_t width, const ShortConvConfig& conv,
+               double deviation)
+    : letter_(letter), width_(width), conv_(conv) {
+  projection_ = scope.matrix(letter + "_proj.weight", {width, hidden_size}, Init::normal(deviation));
+  if (!conv.on) return;
+  weight_ = scope.other(letter + "_conv1d.weight", {width, 1, conv.size}, Init::normal(deviation), true);
+  if (conv.bias) bias_ = scope.other(letter + "_conv1d.bias", {width}, Init::zeros());
+}
+
+std::optional<StateSpec> Stream::tail() const {
+  if (!conv_.on) return std::nullopt;
+  return StateSpec{letter_ + "_conv", {conv_.size - 1, width_}, at::kFloat, false};
+}
+
+at::Tensor Stream::finish(Call& call, const at::Tensor& projected, bool silu) const {
+  const at::Tensor y = conv_.on ? call.short_conv(projected, weight_, conv_.bias ? std::optional(bias_) : std::nullopt, part_) : projected;
+  return silu ? ops::silu(y) : y;
+}
+
+void StreamMixer::add_streams(const ParameterScope& scope, const BackboneShape& backbone, const std::array<int64_t, 3>& widths,
+                              const ShortConvConfig& conv) {
+  const char* letters[] = {"q", "k", "v"};
+  for (size_t i = 0; i < streams_.size(); ++i) {
+    streams_[i] = Stream(scope, letters[i], backbone.hidden_size, widths[i], conv, backbone.initializer_range);
+    if (std::optional<StateSpec> tail = streams_[i].tail()) streams_[i].place(keep(std::move(*tail)));
+  }
+}
+
+std::vector<at::Tensor> StreamMixer::project(Call& call, const std::array<bool, 3>& silu,
+                                             const std::vector<Call::Projection>& others) const {
+  std::vector<Call::Projection> all;
+  for (const Stream& stream : streams_) all.push_back(stream.projection());
+  all.insert(all.end(), others.begin(), others.end());
+  std::vector<at::Tensor> y = call.project(all);
+  for (size_t i = 0; i < streams_.size(); ++i) y[i] = streams_[i].finish(call, y[i], silu[i]);
+  return y;
+}
+
+at::Tensor SlotMemory::read(Call& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& s,
+                            const at::Tensor& log_alpha, double scale, const at::Tensor& rescale, const at::Tensor& hidden) const {
+  ops::RecurrenceOptions options;
+  options.scale = scale;
+  const at::Tensor writes = s.to(k.scalar_type());
+  at::Tensor logits = call.column_gated_la(keys, q, k, writes, log_alpha, options).to(at::promote_types(k.scalar_type(), at::kFloat));
+  if (rescale.defined()) logits = logits * rescale;
+  if (hidden.defined()) logits = logits + hidden;
+  at::Tensor weights = at::softmax(logits, -1);
+  if (rescale.defined()) weights = weights * rescale;
+  options.scale = 1;
+  return call.row_gated_la(values, weights.to(v.scalar_type()), writes, v, log_alpha, options);
+}
+
+at::Tensor gated_norm(const at::Tensor& o, const at::Tensor& weight, double eps, const at::Tensor& gate, bool sigmoid) {
+  if (sigmoid) return ops::gated_rms_norm(o, weight, eps, gate);
+  return ops::rms_norm(o, weight, eps) * ops::silu(gate);
+}
+
+void fla_bookkeeping(ConfigReader& config) {
+  config.bookkeeping({"attn_mode"});
+  config.only("elementwise_affine", true);
+}
+
+double linear_attention_flops(int64_t heads, int64_t K, int64_t V) {
+  const auto k = static_cast<double>(K), v = static_cast<double>(V);
+  return 2.0 * static_cast<double>(heads) * (kChunk * (k + v) + 2 * k * v);
+}
+
+double delta_rule_flops(int64_t heads, int64_t K, int64_t V) {
+  const auto k = static_cast<double>(K), v = static_cast<double>(V);
+  return 2.0 * static_cast<double>(heads) *
+         (kChunk * (3 * k + 2 * v) + kChunk * kChunk / 3 + 3 * k * v);  // WY form: K K^T, its inverse, W, U
+}
+
+}  // namespace cyfa

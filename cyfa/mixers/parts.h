@@ -1,0 +1,107 @@
+// Parts that several mixers share: heads, ShortConv streams, rotary positions, gates, norms of an output. Each works on whole sequences
+// ([B, T, ..]) and on steps ([B, ..]) alike, and in a step an element's bits do not depend on the rest of the batch.
+#pragma once
+
+#include <array>
+
+#include "cyfa/mixers/call.h"
+#include "cyfa/mixers/registry.h"
+
+namespace cyfa {
+
+// [.., H * X] to [.., H, X], and back.
+at::Tensor split_heads(const at::Tensor& x, int64_t heads);
+inline at::Tensor join_heads(const at::Tensor& x) { return x.flatten(-2); }
+// [.., G, X] to [.., G * each, X]: head h takes what group h / each has.
+at::Tensor repeat_heads(const at::Tensor& x, int64_t each);
+
+// Rotary positions: pairs (i, i + X / 2) of x [.., H, X] turn by position * theta^(-2 i / X); positions [..].
+at::Tensor rotary(const at::Tensor& x, const at::Tensor& positions, double theta = 10000);
+
+at::Tensor log_sigmoid_gate(const at::Tensor& x);                       // log sigmoid(x), in fp32 or better
+at::Tensor one_minus_exp(const at::Tensor& log_alpha);                  // 1 - exp(log_alpha), exact near 0
+at::Tensor softplus_gate(const at::Tensor& x, const at::Tensor& bias);  // softplus(x + bias), x [.., H], bias [H]
+at::Tensor exact_gelu(const at::Tensor& x);
+at::Tensor tanh_gate(const at::Tensor& x);  // in fp32 or better
+at::Tensor l2_norm(const at::Tensor& x);    // x / sqrt(sum(x^2) + 1e-6) over the last dimension
+
+// feature_map of q and k: one of the names that `read_feature_map` allows.
+std::string read_feature_map(ConfigReader& config, const std::string& otherwise);
+at::Tensor feature_map(const std::string& name, const at::Tensor& x);
+
+// hidden_size * factor as a whole number of heads: the width of one. Config errors name the key.
+int64_t head_width(ConfigReader& config, const char* key, double otherwise, int64_t hidden_size, int64_t heads);
+// Heads that several of `heads` share: a divisor of it; absent, as many.
+int64_t read_groups(ConfigReader& config, const char* key, int64_t heads);
+int64_t read_groups(ConfigReader& config, const char* key, int64_t heads, int64_t otherwise);
+// num_v_heads: value heads, of which several may share a key; a multiple of `heads`, which is the default.
+int64_t read_value_heads(ConfigReader& config, int64_t heads);
+// What flash-linear-attention calls the norm of an output that a gate may follow: that depends on whether it fuses the two.
+std::string output_norm_name(ConfigReader& config, bool gated);
+
+// use_short_conv, conv_size, conv_bias.
+struct ShortConvConfig {
+  bool on = false;
+  int64_t size = 4;
+  bool bias = false;
+
+  static ShortConvConfig read(ConfigReader& config, bool otherwise);
+};
+
+// A projection of x and, where there is one, the convolution behind it: "q_proj.weight", "q_conv1d.weight".
+class Stream {
+ public:
+  Stream() = default;
+  Stream(const ParameterScope& scope, const std::string& letter, int64_t hidden_size, int64_t width, const ShortConvConfig& conv,
+         double deviation);
+
+  Call::Projection projection() const { return {projection_, std::nullopt}; }
+  // Tail of the convolution that the mixer is to keep, if any; `place` is where it lies.
+  std::optional<StateSpec> tail() const;
+  void place(size_t part) { part_ = part; }
+  // What follows the projection: the convolution. `silu` after it.
+  at::Tensor finish(Call& call, const at::Tensor& projected, bool silu) const;
+
+ private:
+  std::string letter_;
+  int64_t width_ = 0;
+  ShortConvConfig conv_;
+  ParameterId projection_ = 0, weight_ = 0, bias_ = 0;
+  size_t part_ = 0;
+};
+
+// A mixer of three streams: q, k and v.
+class StreamMixer : public CallMixer {
+ protected:
+  // Declares projections and convolutions of q, k and v, of these widths.
+  void add_streams(const ParameterScope& scope, const BackboneShape& backbone, const std::array<int64_t, 3>& widths,
+                   const ShortConvConfig& conv);
+
+  // q, k and v behind their convolutions, `silu` after each where it says so, then the other projections of x.
+  std::vector<at::Tensor> project(Call& call, const std::array<bool, 3>& silu, const std::vector<Call::Projection>& others = {}) const;
+
+ private:
+  std::array<Stream, 3> streams_;
+};
+
+// The two passes of a memory of M slots (eq:slot-two-pass): logits of the slots from the keys, a softmax, the values. Write weights s and
+// gates log_alpha are [.., H, M]; states `keys` [H, K, M] and `values` [H, M, V]. `rescale` [.., H or 1, M], where given, multiplies what
+// is read from a slot, and `hidden` is added to the logits.
+struct SlotMemory {
+  size_t keys = 0, values = 0;
+
+  at::Tensor read(Call& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& s,
+                  const at::Tensor& log_alpha, double scale, const at::Tensor& rescale = {}, const at::Tensor& hidden = {}) const;
+};
+
+// How an output leaves the heads: RMSNorm over a head, with or without a gate, by silu or sigmoid, of the same shape.
+at::Tensor gated_norm(const at::Tensor& o, const at::Tensor& weight, double eps, const at::Tensor& gate, bool sigmoid);
+
+// Keys of flash-linear-attention that change nothing here.
+void fla_bookkeeping(ConfigReader& config);
+
+// Multiplications and additions of a recurrence over a state [H, K, V], chunk-wise with chunks of 64 tokens, for one token.
+double linear_attention_flops(int64_t heads, int64_t K, int64_t V);
+double delta_rule_flops(int64_t heads, int64_t K, int64_t V);
+
+}  // namespace cyfa

@@ -1,0 +1,93 @@
+#include "cyfa/mixers/softmax_attention.h"
+
+#include "cyfa/mixers/parts.h"
+
+namespace cyfa {
+namespace {
+
+struct Config {
+  BackboneShape backbone;
+  int64_t heads = 32, groups = 32;  // num_attention_heads, num_key_value_heads
+  int64_t width = 64;               // head_dim
+  int64_t window = 0;               // sliding_window; 0: none
+  double theta = 10000;             // rope_theta
+};
+
+class SoftmaxAttention final : public CallMixer {
+ public:
+  SoftmaxAttention(const Config& c, const ParameterScope& scope) : c_(c) {
+    const int64_t D = c.backbone.hidden_size, wide = c.heads * c.width, narrow = c.groups * c.width;
+    const Init normal = Init::normal(c.backbone.initializer_range);
+    q_proj_ = scope.matrix("q_proj.weight", {wide, D}, normal);
+    k_proj_ = scope.matrix("k_proj.weight", {narrow, D}, normal);
+    v_proj_ = scope.matrix("v_proj.weight", {narrow, D}, normal);
+    o_proj_ = scope.matrix("o_proj.weight", {D, wide}, normal);
+    const bool grows = c.window == 0;
+    cache_ = keep({"k", {c.window, c.groups, c.width}, at::kFloat, true, grows});
+    keep({"v", {c.window, c.groups, c.width}, at::kFloat, true, grows});
+    tokens_ = keep_position();
+  }
+
+  at::Tensor mix(Call& call) const override {
+    const std::vector<at::Tensor> y = call.project({{q_proj_, {}}, {k_proj_, {}}, {v_proj_, {}}});
+    const at::Tensor at_token = call.positions(tokens_);
+    const at::Tensor q = rotary(split_heads(y[0], c_.heads), at_token, c_.theta);
+    const at::Tensor k = rotary(split_heads(y[1], c_.groups), at_token, c_.theta);
+    const at::Tensor o = call.attention(cache_, q, k, split_heads(y[2], c_.groups), c_.window);
+    return call.linear(join_heads(o), o_proj_);
+  }
+
+  // Scores and values of half of the context, or of the window.
+  double flops_per_token() const override {
+    const auto seen = static_cast<double>(c_.window > 0 ? std::min(c_.window, c_.backbone.context) : c_.backbone.context / 2);
+    return 4.0 * static_cast<double>(c_.heads * c_.width) * seen;
+  }
+
+ private:
+  Config c_;
+  ParameterId q_proj_ = 0, k_proj_ = 0, v_proj_ = 0, o_proj_ = 0;
+  size_t cache_ = 0, tokens_ = 0;
+};
+
+Config read_config(ConfigReader& config, const BackboneShape& backbone) {
+  constexpr int64_t kMost = 1 << 20;
+  Config c;
+  c.backbone = backbone;
+  c.heads = config.integer("num_attention_heads", c.heads, 1, kMost);
+  c.groups = read_groups(config, "num_key_value_heads", c.heads);
+  c.width = config.integer("head_dim", backbone.hidden_size / c.heads, 1, kMost);
+  if (c.width % 2 != 0) config.fail("head_dim", "an even width: rotary positions turn pairs");
+  // The base of the rotary positions stands alone in older configs, in rope_parameters in newer ones.
+  c.theta = config.number("rope_theta", c.theta, 1e-3, 1e12);
+  if (const Json* rope = config.object("rope_parameters")) {
+    ConfigReader inner(*rope);
+    c.theta = inner.number("rope_theta", c.theta, 1e-3, 1e12);
+    inner.word("rope_type", "default", {"default"});
+    if (!inner.unknown().empty()) config.fail("rope_parameters", "rope_theta and rope_type alone");
+  }
+  config.only("rope_scaling", nullptr);
+  config.only("attention_dropout", 0.0);
+  return c;
+}
+
+MixerFactory factory(const Config& c) {
+  return [c](const ParameterScope& scope, int64_t) { return std::make_unique<SoftmaxAttention>(c, scope); };
+}
+
+}  // namespace
+
+MixerFactory read_llama_attention(ConfigReader& config, const BackboneShape& backbone) {
+  const Config c = read_config(config, backbone);
+  config.only("attention_bias", false);
+  config.only("mlp_bias", false);
+  config.bookkeeping({"pretraining_tp"});
+  return factory(c);
+}
+
+MixerFactory read_mistral_attention(ConfigReader& config, const BackboneShape& backbone) {
+  Config c = read_config(config, backbone);
+  c.window = config.integer("sliding_window", c.window, 1, int64_t{1} << 30);
+  return factory(c);
+}
+
+}  // namespace cyfa
