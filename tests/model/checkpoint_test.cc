@@ -103,6 +103,21 @@ TEST(Checkpoint, MissingUnexpectedAndMisshapenTensorsAreNamed) {
   expect_contains(rewritten([](NamedTensors& t) { t.clear(); }), "more");
 }
 
+TEST(Checkpoint, TensorsOfAnotherArchitectureAreNamed) {
+  std::map<std::string, Json> configs;
+  for (const ModelCase& c : model_cases()) configs[c.name] = c.config;
+  const std::vector<std::array<const char*, 2>> cases = {
+      {"Gsa", "Gla"}, {"Transformer", "Gsa"}, {"Mamba2", "Mamba3"}, {"CyclicFlow", "Kda"}};
+  for (const auto& [weights, config] : cases) {
+    const Folder folder;
+    save_checkpoint(small_model(configs.at(weights)), folder / "m");
+    std::ofstream(folder / "m" / "config.json") << configs.at(config).dump();
+    const std::string message = error_of(folder / "m");
+    expect_contains(message, "lacks");
+    expect_contains(message, "does not ask for");
+  }
+}
+
 TEST(Checkpoint, FoldersThatAreNoCheckpoints) {
   const Folder folder;
   expect_contains(error_of(folder / "absent"), "not a folder");
@@ -111,7 +126,8 @@ TEST(Checkpoint, FoldersThatAreNoCheckpoints) {
   std::ofstream(folder / "m" / "config.json") << small_config().dump();
   expect_contains(error_of(folder / "m"), "neither");
   for (const char* index : {"", "[]", "{}", "{\"weight_map\": 3}", "{\"weight_map\": {\"a\": 1}}", "{\"weight_map\": {\"a\": \"../x\"}}",
-                            "{\"weight_map\": {\"a\": \"/etc/passwd\"}}", "{\"weight_map\": {\"a\": \"..\"}}", "{\"weight_map\": {\"a\": \"gone.safetensors\"}}"}) {
+                            "{\"weight_map\": {\"a\": \"/etc/passwd\"}}", "{\"weight_map\": {\"a\": \"..\"}}",
+                            "{\"weight_map\": {\"a\": \"gone.safetensors\"}}"}) {
     std::ofstream(folder / "m" / "model.safetensors.index.json") << index;
     EXPECT_NE(error_of(folder / "m"), "no error") << index;
   }
@@ -123,7 +139,8 @@ TEST(Checkpoint, AnIndexThatLiesIsFound) {
   const fs::path index = folder / "m" / "model.safetensors.index.json";
   Json json = Json::parse(slurp(index));
   const auto name = json["weight_map"].begin().key();
-  json["weight_map"][name] = json["weight_map"].items().begin().value() == "model-00002" ? "model-00001" : (--json["weight_map"].end()).value();
+  json["weight_map"][name] =
+      json["weight_map"].items().begin().value() == "model-00002" ? "model-00001" : (--json["weight_map"].end()).value();
   std::ofstream(index) << json.dump();
   expect_contains(error_of(folder / "m"), "does not hold it");
 }
@@ -134,7 +151,9 @@ TEST(Checkpoint, DamagedFilesNeverCrash) {
   save_checkpoint(small_model(small_config(1)), folder / "m");
   const fs::path file = folder / "m" / "model.safetensors";
   const std::string whole = slurp(file);
-  const auto write = [&](const std::string& bytes) { std::ofstream(file, std::ios::binary | std::ios::trunc).write(bytes.data(), static_cast<std::streamsize>(bytes.size())); };
+  const auto write = [&](const std::string& bytes) {
+    std::ofstream(file, std::ios::binary | std::ios::trunc).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  };
   for (size_t i = 0; i < 40; ++i) {
     write(whole.substr(0, whole.size() * i / 40));
     EXPECT_NE(error_of(folder / "m"), "no error");

@@ -11,14 +11,32 @@ namespace {
 
 CausalLM own(const std::string& name) { return CausalLM(ModelConfig::read(std::string(CYFA_SOURCE_DIR) + "/configs/" + name + ".json")); }
 
+// The paper's table of models: millions of parameters, and numbers of recurrent state a layer (0: a cache that grows).
 TEST(Configs, CountsOfThePaper) {
-  const auto millions = [](const CausalLM& m) { return std::lround(static_cast<double>(m.table().numel()) * 1e-6); };
-  EXPECT_EQ(millions(own("cyfa-400m")), 389);
-  EXPECT_EQ(millions(own("cyfa-800m")), 800);
-  EXPECT_EQ(millions(own("cyfa-1.4b")), 1394);
-  EXPECT_EQ(own("cyfa-400m").memory_scalars(), 262144);
-  EXPECT_EQ(own("cyfa-800m").memory_scalars(), 393216);
-  EXPECT_EQ(own("cyfa-1.4b").memory_scalars(), 524288);
+  struct Row {
+    const char* name;
+    double millions;
+    int64_t state;
+  };
+  const Row rows[] = {{"transformer-400m", 374, 0},  {"swa-400m", 374, 262144},      {"gsa-400m", 386, 262144},
+                      {"raven-400m", 412, 262144},   {"bla-rho2-400m", 387, 262144}, {"bla-rho5-400m", 387, 262144},
+                      {"mamba2-400m", 375, 262144},  {"mamba3-400m", 378, 262144},   {"gdn-400m", 400, 262144},
+                      {"kda-400m", 400, 262144},     {"cyfa-400m", 389, 262144},     {"transformer-800m", 778, 0},
+                      {"gdn-800m", 835, 393216},     {"kda-800m", 816, 393216},      {"cyfa-800m", 800, 393216},
+                      {"transformer-1.4b", 1364, 0}, {"retnet-1.4b", 1352, 1048576}, {"gla-1.4b", 1366, 524288},
+                      {"gsa-1.4b", 1377, 262144},    {"kda-1.4b", 1416, 524288},     {"cyfa-1.4b", 1394, 524288}};
+  for (const Row& row : rows) {
+    const CausalLM m = own(row.name);
+    EXPECT_NEAR(static_cast<double>(m.table().numel()) * 1e-6, row.millions, 0.005 * row.millions) << row.name;
+    EXPECT_EQ(m.memory_scalars(), row.state) << row.name;
+  }
+}
+
+TEST(Configs, OwnConfigsAreAllGood) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(std::string(CYFA_SOURCE_DIR) + "/configs")) {
+    if (!entry.is_regular_file()) continue;
+    EXPECT_NO_THROW(CausalLM(ModelConfig::read(entry.path()))) << entry.path();
+  }
 }
 
 TEST(Configs, AblationsChangeTheParametersThatTheyShould) {
@@ -78,9 +96,80 @@ TEST(Configs, ErrorsNameTheKey) {
                                                            {{{"bos_token_id", -1}}, "bos_token_id"},
                                                            {{{"use_short_conv", false}, {"conv_activation", "silu"}}, "conv_activation"},
                                                            {{{"norm_eps", nullptr}, {"vocab_size", 1e300}}, "vocab_size"}};
-  for (const auto& [changes, words] : cases) EXPECT_NE(message(changes).find(words), std::string::npos) << changes << "\n" << message(changes);
+  for (const auto& [changes, words] : cases)
+    EXPECT_NE(message(changes).find(words), std::string::npos) << changes << "\n" << message(changes);
   EXPECT_EQ(message({{"transformers_version", "9"}, {"use_cache", false}, {"eos_token_id", Json::array({1, 2})}}), "no error");
   EXPECT_THROW(ModelConfig::parse(Json::array()), ConfigError);
+}
+
+std::string refusal(const Json& config) {
+  try {
+    ModelConfig::parse(config);
+  } catch (const ConfigError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Configs, KeysOfAnotherMixerAreRefusedWithItsName) {
+  const std::vector<std::tuple<const char*, const char*, Json, const char*>> cases = {
+      {"Gsa", "sliding_window", 8, "a key of mistral"},
+      {"Gla", "num_slots", 8, "gsa"},
+      {"Mamba2", "num_slots", 8, "raven"},
+      {"Transformer", "sliding_window", 8, "a key of mistral"},
+      {"SlidingWindow", "attention_bias", false, "llama"},
+      {"DeltaNet", "output_gate_activation", "swish", "a key of gated_deltanet"},
+      {"Kda", "use_gk", true, "a key of gla"},
+      {"CyclicFlow", "topk", 4, "a key of raven"},
+      {"BlurryWindow", "readout", "learned", "a key of cyclic_flow_attention"},
+      {"Mamba3", "conv_kernel", 4, "a key of mamba2"}};
+  for (const auto& [name, key, value, words] : cases) {
+    bool found = false;
+    for (const ModelCase& c : model_cases()) {
+      if (c.name != name) continue;
+      found = true;
+      Json config = c.config;
+      EXPECT_EQ(refusal(config), "no error") << name;
+      config[key] = value;
+      EXPECT_NE(refusal(config).find(key), std::string::npos) << name << ": " << refusal(config);
+      EXPECT_NE(refusal(config).find(words), std::string::npos) << name << ": " << refusal(config);
+    }
+    EXPECT_TRUE(found) << name;
+  }
+}
+
+TEST(Configs, WhatAnOriginCanAndThisProgramCannotIsRefused) {
+  const std::vector<std::pair<const char*, Json>> cases = {{"Gla", {{"attn", {{"layers", {1}}}}}},
+                                                           {"Gla", {{"use_gv", true}}},
+                                                           {"Gla", {{"elementwise_affine", false}}},
+                                                           {"Raven", {{"add_gumbel_noise", true}}},
+                                                           {"Raven", {{"topk", 11}}},
+                                                           {"Kda", {{"safe_gate", true}}},
+                                                           {"Kda", {{"num_v_heads", 4}}},
+                                                           {"Gsa", {{"use_output_gate", true}}},
+                                                           {"Transformer", {{"rope_scaling", {{"type", "linear"}}}}},
+                                                           {"Transformer", {{"rope_parameters", {{"rope_type", "yarn"}}}}},
+                                                           {"Transformer", {{"num_key_value_heads", 3}}},
+                                                           {"Transformer", {{"intermediate_size", nullptr}}},
+                                                           {"Mamba2", {{"num_heads", 5}}},
+                                                           {"Mamba2", {{"dt_limit", {1.0, 0.5}}}},
+                                                           {"Mamba3", {{"rope_fraction", 0.25}}},
+                                                           {"CyclicFlow", {{"clock", "fixed"}}},
+                                                           {"CyclicFlow", {{"rho", 2}}},
+                                                           {"RetNet", {{"architectures", {"GLAForCausalLM"}}}}};
+  for (const auto& [name, changes] : cases) {
+    for (const ModelCase& c : model_cases()) {
+      if (c.name != name) continue;
+      Json config = c.config;
+      config.update(changes);
+      // Some keys are refused for the sake of another one.
+      std::string key = changes.begin().key();
+      if (key == "use_gv") key = "use_gk";
+      if (key == "clock") key = "rho";
+      if (key == "rope_parameters") key = "rope_type";
+      EXPECT_NE(refusal(config).find(key), std::string::npos) << name << " " << changes << ": " << refusal(config);
+    }
+  }
 }
 
 TEST(Configs, FilesThatAreNoConfigs) {

@@ -1,37 +1,15 @@
 // What every model keeps, whatever its mixer and its ablations: forward, pieces, packed sequences and steps agree.
 #include <gtest/gtest.h>
 
+#include "cyfa/model/checkpoint.h"
 #include "tests/model/small_model.h"
 
 namespace cyfa::test {
 namespace {
 
-struct Variant {
-  const char* name;
-  Json changes;
-};
-
-std::vector<Variant> variants() {
-  return {{"Published", Json::object()},
-          {"NoForgetGate", {{"use_forget_gate", false}}},
-          {"ConstantClock", {{"clock", "constant"}}},
-          {"IdentityReadout", {{"readout", "identity"}}},
-          {"NoShortConv", {{"use_short_conv", false}}},
-          {"NoQkNorm", {{"use_qk_norm", false}}},
-          {"SiluAfterConv", {{"conv_activation", "silu"}}},
-          {"ConvBias", {{"conv_bias", true}}},
-          {"ClockWithGradient", {{"clock_stop_gradient", false}}},
-          {"Wide", {{"num_slots", 64}, {"expand_v", 2.0}}},
-          {"TiedHead", {{"tie_word_embeddings", true}}}};
-}
-
-class ModelContract : public testing::TestWithParam<Variant> {
+class ModelContract : public testing::TestWithParam<ModelCase> {
  protected:
-  static CausalLM model() {
-    Json config = small_config();
-    config.update(GetParam().changes);
-    return small_model(config);
-  }
+  static CausalLM model() { return small_model(GetParam().config); }
 };
 
 double rel(const at::Tensor& a, const at::Tensor& b) { return (a - b).norm().item<double>() / b.norm().item<double>(); }
@@ -80,7 +58,8 @@ TEST_P(ModelContract, ASequenceMayBeCutAnywhere) {
     EXPECT_LT(rel(at::cat({first.hidden, second.hidden}, 1), all.hidden), 2e-5) << cut;
     expect_same_state(second.final_state, all.final_state);
     for (size_t layer = 0; layer < before.layers.size(); ++layer) {
-      for (size_t i = 0; i < before.layers[layer].size(); ++i) EXPECT_TRUE(at::equal(before.layers[layer][i], first.final_state.layers[layer][i]));
+      for (size_t i = 0; i < before.layers[layer].size(); ++i)
+        EXPECT_TRUE(at::equal(before.layers[layer][i], first.final_state.layers[layer][i]));
     }
   }
 }
@@ -99,7 +78,7 @@ TEST_P(ModelContract, PackedIsSeparate) {
     const LmOutput alone = m.forward(w, ids.narrow(1, borders[n], lengths[n]));
     states.push_back(alone.final_state);
     if (lengths[n] == 0) continue;
-    EXPECT_LT(rel(packed.hidden.narrow(1, borders[n], lengths[n]), alone.hidden), 2e-5);
+    EXPECT_LT(rel(packed.hidden.narrow(1, borders[n], lengths[n]), alone.hidden), 5e-5);
   }
   expect_same_state(packed.final_state, ModelState::concatenate(states));
 }
@@ -127,7 +106,8 @@ TEST_P(ModelContract, EqualRunsGiveEqualBitsAndAStepsRowsAreTheirOwn) {
   for (int64_t t = 0; t < ids.size(1); ++t) {
     const at::Tensor all = m.step(w, ids.select(1, t), together);
     for (int64_t i = 0; i < 5; ++i) {
-      EXPECT_TRUE(at::equal(m.step(w, ids.select(1, t).narrow(0, i, 1), alone[static_cast<size_t>(i)]), all.narrow(0, i, 1))) << "token " << t;
+      EXPECT_TRUE(at::equal(m.step(w, ids.select(1, t).narrow(0, i, 1), alone[static_cast<size_t>(i)]), all.narrow(0, i, 1)))
+          << "token " << t;
     }
   }
 }
@@ -142,7 +122,108 @@ TEST_P(ModelContract, EveryParameterTakesPart) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, ModelContract, testing::ValuesIn(variants()), [](const auto& variant) { return std::string(variant.param.name); });
+TEST_P(ModelContract, BatchesAreJoinedAndSplit) {
+  const at::NoGradGuard no_grad;
+  const CausalLM m = model();
+  const Weights w = m.step_weights();
+  std::vector<ModelState> alone;
+  for (const int64_t tokens : {9, 70, 2})
+    alone.push_back(m.forward(w, random_ids(m, {1, tokens}, static_cast<uint64_t>(tokens))).final_state);
+  ModelState together = ModelState::concatenate(alone);
+  EXPECT_EQ(together.sequences(), 3);
+  const at::Tensor next = random_ids(m, {3, 4});
+  // Read on as whole sequences: their histories differ in length.
+  const at::Tensor read_on = m.forward(w, next, std::nullopt, &together).hidden;
+  for (int64_t i = 0; i < 3; ++i) {
+    EXPECT_LT(rel(read_on.narrow(0, i, 1), m.forward(w, next.narrow(0, i, 1), std::nullopt, &alone[static_cast<size_t>(i)]).hidden), 2e-5);
+  }
+  ModelState turned = together.select({2, 0});
+  for (int64_t t = 0; t < 4; ++t) {
+    const at::Tensor all = m.step(w, next.select(1, t), together),
+                     two = m.step(w, next.select(1, t).index_select(0, at::tensor({2, 0})), turned);
+    for (int64_t i = 0; i < 3; ++i) {
+      EXPECT_TRUE(at::equal(m.step(w, next.select(1, t).narrow(0, i, 1), alone[static_cast<size_t>(i)]), all.narrow(0, i, 1)))
+          << "token " << t;
+    }
+    EXPECT_TRUE(at::equal(two[0], all[2]));
+    EXPECT_TRUE(at::equal(two[1], all[0]));
+  }
+}
+
+TEST_P(ModelContract, CheckpointsComeBack) {
+  const Folder folder;
+  const CausalLM m = model();
+  save_checkpoint(m, folder / "a");
+  const CausalLM again = load_checkpoint(folder / "a");
+  for (size_t id = 0; id < m.parameters().size(); ++id) EXPECT_TRUE(at::equal(again.parameters()[id], m.parameters()[id]));
+  EXPECT_EQ(fingerprint(again), fingerprint(m));
+}
+
+// The loss moves along a direction as the gradients say, where no gradient is stopped on purpose.
+TEST_P(ModelContract, GradientsAreDirections) {
+  Json config = GetParam().config;
+  if (config["model_type"] == "cyclic_flow_attention") config["clock_stop_gradient"] = false;
+  CausalLM m = small_model(config);
+  for (at::Tensor& p : m.parameters()) p = p.to(at::kDouble).requires_grad_();
+  const at::Tensor ids = random_ids(m, {2, 21});
+  const auto loss = [&] { return m.next_token_loss(m.weights(), ids); };
+  loss().backward();
+  const at::NoGradGuard no_grad;
+  constexpr double kStep = 1e-6;
+  at::manual_seed(11);
+  double predicted = 0;
+  std::vector<at::Tensor> direction;
+  for (const at::Tensor& p : m.parameters()) {
+    direction.push_back(at::randn(p.sizes(), p.options()));
+    predicted += (direction.back() * p.grad()).sum().item<double>();
+  }
+  const auto moved = [&](double by) {
+    for (size_t id = 0; id < direction.size(); ++id) m.parameters()[id].add_(direction[id], by);
+    const auto value = loss().item<double>();
+    for (size_t id = 0; id < direction.size(); ++id) m.parameters()[id].sub_(direction[id], by);
+    return value;
+  };
+  EXPECT_NEAR((moved(kStep) - moved(-kStep)) / (2 * kStep), predicted, 1e-4 * std::max(1.0, std::abs(predicted)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ModelContract, testing::ValuesIn(model_cases()), [](const auto& model) { return model.param.name; });
+
+TEST(Model, EveryKindIsTested) {
+  for (const MixerKind& kind : mixer_kinds()) {
+    const auto cases = model_cases();
+    EXPECT_TRUE(std::any_of(cases.begin(), cases.end(), [&](const ModelCase& c) { return c.config["model_type"] == kind.model_type; }))
+        << kind.model_type;
+  }
+}
+
+TEST(Model, AStateOfAnotherMixerIsRefused) {
+  const auto cases = model_cases();
+  for (const ModelCase& own : cases) {
+    const CausalLM m = small_model(own.config);
+    const Weights w = m.step_weights();
+    for (const ModelCase& other : cases) {
+      if (other.config["model_type"] == own.config["model_type"]) continue;
+      const CausalLM n = small_model(other.config);
+      ModelState state = n.forward(n.weights(), random_ids(n, {1, 3})).final_state;
+      std::string message = "no error";
+      try {
+        m.step(w, at::tensor({1}, at::kLong), state);
+      } catch (const std::invalid_argument& e) {
+        message = e.what();
+      }
+      // Two kinds may keep tensors of the very same shapes; everything else is refused by name.
+      const ModelState wanted = m.initial_state(1), came = n.initial_state(1);
+      const auto shapes = [](const ModelState& s) {
+        std::vector<std::vector<int64_t>> all;
+        for (const at::Tensor& x : s.layers[0]) all.push_back(x.sizes().vec());
+        return all;
+      };
+      if (shapes(wanted) == shapes(came)) continue;
+      EXPECT_NE(message.find("another model than " + m.config().kind->model_type), std::string::npos)
+          << own.name << " " << other.name << " " << message;
+    }
+  }
+}
 
 // The clock's input takes a gradient only where the config says so.
 TEST(Model, StopGradientOfTheClock) {

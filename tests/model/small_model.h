@@ -8,8 +8,102 @@
 namespace cyfa::test {
 
 inline Json small_config(int64_t layers = 2) {
-  return {{"model_type", "cyclic_flow_attention"}, {"hidden_size", 48}, {"num_hidden_layers", layers}, {"num_heads", 3}, {"head_dim", 16},
-          {"num_slots", 10}, {"vocab_size", 61}, {"intermediate_size", 80}, {"bos_token_id", 1}, {"eos_token_id", 2}};
+  return {{"model_type", "cyclic_flow_attention"},
+          {"hidden_size", 48},
+          {"num_hidden_layers", layers},
+          {"num_heads", 3},
+          {"head_dim", 16},
+          {"num_slots", 10},
+          {"vocab_size", 61},
+          {"intermediate_size", 80},
+          {"bos_token_id", 1},
+          {"eos_token_id", 2}};
+}
+
+// A model and what it is called in tests.
+struct ModelCase {
+  std::string name;
+  Json config;
+};
+
+// Small models of every kind in the registry, and of the options that change what a kind computes.
+inline std::vector<ModelCase> model_cases() {
+  const auto backbone = [](const char* type, const Json& keys) {
+    Json config = {{"model_type", type}, {"hidden_size", 48}, {"num_hidden_layers", 2},
+                   {"vocab_size", 61},   {"bos_token_id", 1}, {"eos_token_id", 2}};
+    if (!std::string(type).starts_with("mamba")) config["intermediate_size"] = 80;
+    config.update(keys);
+    return config;
+  };
+  const auto cyclic_flow = [](const Json& keys) {
+    Json config = small_config();
+    config.update(keys);
+    return config;
+  };
+  const Json mamba = {{"head_dim", 16}, {"state_size", 12}};
+  const auto with = [](Json config, const Json& keys) {
+    config.update(keys);
+    return config;
+  };
+  return {
+      {"CyclicFlow", cyclic_flow(Json::object())},
+      {"CyclicFlowNoForgetGate", cyclic_flow({{"use_forget_gate", false}})},
+      {"CyclicFlowConstantClock", cyclic_flow({{"clock", "constant"}})},
+      {"CyclicFlowFixedClock", cyclic_flow({{"clock", "fixed"}, {"rho", 3}})},
+      {"CyclicFlowIdentityReadout", cyclic_flow({{"readout", "identity"}})},
+      {"CyclicFlowNoShortConv", cyclic_flow({{"use_short_conv", false}})},
+      {"CyclicFlowNoQkNorm", cyclic_flow({{"use_qk_norm", false}})},
+      {"CyclicFlowSiluAfterConv", cyclic_flow({{"conv_activation", "silu"}})},
+      {"CyclicFlowConvBias", cyclic_flow({{"conv_bias", true}})},
+      {"CyclicFlowClockWithGradient", cyclic_flow({{"clock_stop_gradient", false}})},
+      {"CyclicFlowWide", cyclic_flow({{"num_slots", 64}, {"expand_v", 2.0}})},
+      {"CyclicFlowTiedHead", cyclic_flow({{"tie_word_embeddings", true}})},
+      {"Transformer", backbone("llama", {{"num_attention_heads", 4}, {"num_key_value_heads", 2}})},
+      {"SlidingWindow", backbone("mistral", {{"num_attention_heads", 3}, {"sliding_window", 7}})},
+      {"SlidingWindowOfOne", backbone("mistral", {{"num_attention_heads", 3}, {"sliding_window", 1}})},
+      {"SlidingWindowOpen", backbone("mistral", {{"num_attention_heads", 3}})},
+      {"LinearAttention", backbone("linear_attn", {{"num_heads", 3}})},
+      {"LinearAttentionElu", backbone("linear_attn", {{"num_heads", 4}, {"num_kv_heads", 2}, {"feature_map", "elu"}, {"norm_q", true}})},
+      {"RetNet", backbone("retnet", {{"num_heads", 3}})},
+      {"RetNetConv", backbone("retnet", {{"num_heads", 3}, {"use_short_conv", true}, {"use_output_gate", false}})},
+      {"Gla", backbone("gla", {{"num_heads", 3}})},
+      {"GlaGrouped", backbone("gla", {{"num_heads", 4}, {"num_kv_heads", 2}, {"use_short_conv", true}, {"clamp_min", -0.05}})},
+      {"GlaColumns", backbone("gla", {{"num_heads", 3}, {"use_gk", false}, {"use_gv", true}})},
+      {"Abc", backbone("abc", {{"num_heads", 3}, {"num_slots", 10}})},
+      {"AbcConv", backbone("abc", {{"num_heads", 3}, {"num_slots", 5}, {"use_rope", false}, {"use_short_conv", true}})},
+      {"Gsa", backbone("gsa", {{"num_heads", 3}, {"num_slots", 10}})},
+      {"GsaGrouped", backbone("gsa", {{"num_heads", 4}, {"num_kv_heads", 2}, {"num_slots", 10}, {"use_short_conv", true}})},
+      {"Raven", backbone("raven", {{"num_heads", 3}, {"num_slots", 10}, {"topk", 4}})},
+      {"RavenGated", backbone("raven", {{"num_heads", 4},
+                                        {"num_kv_heads", 2},
+                                        {"num_slots", 10},
+                                        {"topk", 4},
+                                        {"use_output_gate", true},
+                                        {"use_rope", true},
+                                        {"decay_type", "GLA"},
+                                        {"router_type", "mlp"},
+                                        {"router_score", "softmax"}})},
+      {"BlurryWindow", backbone("blurry_window_attention", {{"num_heads", 3}, {"head_dim", 16}, {"num_slots", 10}})},
+      {"BlurryWindowSlow", backbone("blurry_window_attention", {{"num_heads", 3}, {"head_dim", 16}, {"num_slots", 10}, {"rho", 5}})},
+      {"Mamba2", backbone("mamba2", mamba)},
+      {"Mamba2WithMlp", backbone("mamba2", with(mamba, {{"mlp_intermediate_size", 40},
+                                                        {"n_groups", 2},
+                                                        {"D_has_hdim", true},
+                                                        {"use_bias", true},
+                                                        {"norm_before_gate", true},
+                                                        {"dt_limit", {0.01, 0.5}}}))},
+      {"Mamba3", backbone("mamba3", mamba)},
+      {"Mamba3Mimo",
+       backbone("mamba3", with(mamba, {{"is_mimo", true}, {"mimo_rank", 3}, {"n_groups", 2}, {"mlp_intermediate_size", 40}}))},
+      {"DeltaNet", backbone("delta_net", {{"num_heads", 3}})},
+      {"DeltaNetGated",
+       backbone("delta_net",
+                {{"num_heads", 3}, {"use_gate", true}, {"qk_activation", "elu"}, {"qk_norm", "sum"}, {"allow_neg_eigval", true}})},
+      {"GatedDeltaNet", backbone("gated_deltanet", {{"num_heads", 3}, {"head_dim", 16}})},
+      {"GatedDeltaNetShared",
+       backbone("gated_deltanet", {{"num_heads", 2}, {"num_v_heads", 4}, {"head_dim", 12}, {"expand_v", 1.0}, {"use_short_conv", false}})},
+      {"Kda", backbone("kda", {{"num_heads", 3}, {"head_dim", 16}})},
+      {"KdaShared", backbone("kda", {{"num_heads", 2}, {"num_v_heads", 4}, {"head_dim", 12}, {"conv_bias", true}})}};
 }
 
 // Initialised, then moved off its initial values, so that an ignored parameter shows.
