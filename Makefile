@@ -12,13 +12,14 @@ PYTHON := $(if $(CYFA_TORCH_DIR),python3,.venv/bin/python)
 SETUP := build/.setup-done
 export JOBS PYTHON
 
-.PHONY: help demo test build bench tokenizer format lint gpu-test gpu-bench setup clean
+.PHONY: help demo test build bench parity baselines-doc tokenizer format lint gpu-test gpu-bench setup clean
 
 help:
 	@echo "make demo       set up, build, check this machine, draw a picture, measure: start here"
 	@echo "make test       build, all tests, the sanitizer build of the tests, the CUDA compile check"
 	@echo "make build      the program build/cyfa and the library build/libcyfa_ops.so"
 	@echo "make bench      speed and memory of the operators, beside yardsticks; writes build/bench.json"
+	@echo "make parity     trains every mixer on the same bytes for some minutes each: a table of losses and speeds"
 	@echo "make tokenizer  fetch the Mistral tokenizer (32,000 pieces) to build/tokenizer.model"
 	@echo "make gpu-test   the tests that need an NVIDIA GPU (set CYFA_TORCH_DIR to a CUDA build of torch)"
 	@echo "make gpu-bench  the operator's speed on that GPU"
@@ -47,6 +48,12 @@ test: build
 
 bench: build
 	@scripts/bench.sh
+
+parity: build
+	@scripts/parity.py
+
+baselines-doc: build
+	@scripts/baselines_doc.py build/cyfa
 
 tokenizer: $(SETUP)
 	@scripts/tokenizer.sh
