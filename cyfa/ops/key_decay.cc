@@ -9,7 +9,6 @@ namespace cyfa::ops {
 namespace {
 
 using at::Tensor;
-using key_decay::Stretches;
 
 Tensor batched(const Tensor& x) { return x.flatten(0, 1); }  // [n, g, ...] -> [n * g, ...]
 
@@ -23,10 +22,13 @@ void add_to(Tensor& sum, const Tensor& x) {
 
 bool fp32_on_cpu(const Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat; }
 
-// The stretches of x [..., K] as [stretches, length, K].
-Tensor stretches_of(const Tensor& x, const Stretches& s) { return x.view({-1, s.period, x.size(-1)}).narrow(1, s.offset, s.length); }
+// Consecutive tokens of every 2h, or of every chunk: where a walk along the tokens starts and ends.
+struct Span {
+  int64_t period, offset, length;
+};
 
-int64_t count_of(const Tensor& x, const Stretches& s) { return x.numel() / (s.period * x.size(-1)); }
+// Its stretches of x [n, g, C, K], which is contiguous, as [stretches, length, K].
+Tensor stretches_of(const Tensor& x, const Span& s) { return x.view({-1, s.period, x.size(-1)}).narrow(1, s.offset, s.length); }
 
 const float* data(const Tensor& x) { return x.defined() ? x.const_data_ptr<float>() : nullptr; }
 float* mutable_data(const Tensor& x) { return x.defined() ? x.mutable_data_ptr<float>() : nullptr; }
@@ -35,6 +37,14 @@ float* mutable_data(const Tensor& x) { return x.defined() ? x.mutable_data_ptr<f
 template <class F>
 void over_pieces(int64_t count, int64_t size, const F& f) {
   at::parallel_for(0, count, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, size)), f);
+}
+
+// The same for the kernels; `compact` [stretches, length, K] has rows of K side by side.
+template <class F>
+void over_stretches(const Span& s, const Tensor& compact, const F& f) {
+  const int64_t K = compact.size(2);
+  const key_decay::Stretches stretches{s.period, s.offset, s.length, compact.stride(0) / K};
+  over_pieces(compact.size(0), s.length * K, [&](int64_t begin, int64_t end) { f(stretches, begin, end, K); });
 }
 
 Tensor products_from_start(const Tensor& alpha) { return alpha.cumprod(1); }
@@ -46,57 +56,66 @@ Tensor products_to_end(const Tensor& alpha) {
   return products;
 }
 
-Tensor scaled_from_start(const Stretches& s, const Tensor& x, const Tensor& alpha) {
-  if (!fp32_on_cpu(x)) return stretches_of(x, s) * products_from_start(stretches_of(alpha, s));
-  const int64_t K = x.size(-1);
-  const Tensor out = at::empty({count_of(x, s), s.length, K}, x.options());
-  over_pieces(out.size(0), s.length * K,
-              [&](int64_t begin, int64_t end) { key_decay::from_start(s, begin, end, K, data(x), data(alpha), mutable_data(out)); });
-  return out;
-}
-
-Tensor scaled_to_end(const Stretches& s, const Tensor& x, const Tensor& alpha) {
-  if (!fp32_on_cpu(x)) return stretches_of(x, s) * products_to_end(stretches_of(alpha, s));
-  const int64_t K = x.size(-1);
-  const Tensor out = at::empty({count_of(x, s), s.length, K}, x.options());
-  over_pieces(out.size(0), s.length * K,
-              [&](int64_t begin, int64_t end) { key_decay::to_end(s, begin, end, K, data(x), data(alpha), mutable_data(out)); });
-  return out;
-}
-
-// grad and out are [stretches, length, K]; out and grad_log may be undefined together.
-void add_from_start(const Stretches& s, const Tensor& grad, const Tensor& out, const Tensor& alpha, const Tensor& grad_x,
-                    const Tensor& grad_log) {
-  if (!fp32_on_cpu(grad)) {
-    stretches_of(grad_x, s).addcmul_(grad, products_from_start(stretches_of(alpha, s)));
-    if (grad_log.defined()) stretches_of(grad_log, s).add_((grad * out).flip(1).cumsum(1).flip(1));
+void scale_from_start(const Span& s, const Tensor& x, const Tensor& alpha, Tensor out) {
+  if (!fp32_on_cpu(x)) {
+    at::mul_out(out, stretches_of(x, s), products_from_start(stretches_of(alpha, s)));
     return;
   }
-  const int64_t K = alpha.size(-1);
-  over_pieces(grad.size(0), s.length * K, [&](int64_t begin, int64_t end) {
-    key_decay::from_start_backward(s, begin, end, K, data(grad), data(out), data(alpha), mutable_data(grad_x), mutable_data(grad_log));
+  over_stretches(s, out, [&](const auto& stretches, int64_t begin, int64_t end, int64_t K) {
+    key_decay::from_start(stretches, begin, end, K, data(x), data(alpha), mutable_data(out));
   });
 }
 
-void add_to_end(const Stretches& s, const Tensor& grad, const Tensor& out, const Tensor& alpha, const Tensor& grad_x,
-                const Tensor& grad_log) {
+Tensor compact_like(const Tensor& x, const Span& s) {
+  return at::empty({x.numel() / (s.period * x.size(-1)), s.length, x.size(-1)}, x.options());
+}
+
+Tensor scaled_from_start(const Span& s, const Tensor& x, const Tensor& alpha) {
+  const Tensor out = compact_like(x, s);
+  scale_from_start(s, x, alpha, out);
+  return out;
+}
+
+Tensor scaled_to_end(const Span& s, const Tensor& x, const Tensor& alpha) {
+  if (!fp32_on_cpu(x)) return stretches_of(x, s) * products_to_end(stretches_of(alpha, s));
+  const Tensor out = compact_like(x, s);
+  over_stretches(s, out, [&](const auto& stretches, int64_t begin, int64_t end, int64_t K) {
+    key_decay::to_end(stretches, begin, end, K, data(x), data(alpha), mutable_data(out));
+  });
+  return out;
+}
+
+// grad and out are [stretches, length, K]; grad_x may be undefined, and so may out and grad_log together.
+void add_from_start(const Span& s, const Tensor& grad, const Tensor& out, const Tensor& alpha, const Tensor& grad_x,
+                    const Tensor& grad_log) {
+  if (!fp32_on_cpu(grad)) {
+    if (grad_x.defined()) stretches_of(grad_x, s).addcmul_(grad, products_from_start(stretches_of(alpha, s)));
+    if (grad_log.defined()) stretches_of(grad_log, s).add_((grad * out).flip(1).cumsum(1).flip(1));
+    return;
+  }
+  over_stretches(s, grad, [&](const auto& stretches, int64_t begin, int64_t end, int64_t K) {
+    key_decay::from_start_backward(stretches, begin, end, K, data(grad), data(out), data(alpha), mutable_data(grad_x),
+                                   mutable_data(grad_log));
+  });
+}
+
+void add_to_end(const Span& s, const Tensor& grad, const Tensor& out, const Tensor& alpha, const Tensor& grad_x, const Tensor& grad_log) {
   if (!fp32_on_cpu(grad)) {
     stretches_of(grad_x, s).addcmul_(grad, products_to_end(stretches_of(alpha, s)));
     if (s.length > 1) {
-      const Stretches later{s.period, s.offset + 1, s.length - 1};
+      const Span later{s.period, s.offset + 1, s.length - 1};
       stretches_of(grad_log, later).add_((grad * out).narrow(1, 0, s.length - 1).cumsum(1));
     }
     return;
   }
-  const int64_t K = alpha.size(-1);
-  over_pieces(grad.size(0), s.length * K, [&](int64_t begin, int64_t end) {
-    key_decay::to_end_backward(s, begin, end, K, data(grad), data(out), data(alpha), mutable_data(grad_x), mutable_data(grad_log));
+  over_stretches(s, grad, [&](const auto& stretches, int64_t begin, int64_t end, int64_t K) {
+    key_decay::to_end_backward(stretches, begin, end, K, data(grad), data(out), data(alpha), mutable_data(grad_x), mutable_data(grad_log));
   });
 }
 
 // The halves of stretches of 2h tokens: queries in the second, keys in the first.
-Stretches queries(int64_t h) { return {2 * h, h, h}; }
-Stretches keys(int64_t h) { return {2 * h, 0, h}; }
+Span queries(int64_t h) { return {2 * h, h, h}; }
+Span keys(int64_t h) { return {2 * h, 0, h}; }
 
 // The weights [n, g, C, C] of those pairs, as a view [n * g, stretches of a chunk, h, h].
 Tensor halves(const Tensor& weights, int64_t h) {
@@ -122,12 +141,22 @@ void over_blocks(int64_t size, const Tensor& like, const F& f) {
 
 }  // namespace
 
-Tensor ScalarKeyDecay::from_start(const Tensor& x) const { return x * decay_.from_start; }
+Tensor KeyDecay::from_start(const Tensor& x) const {
+  const Tensor out = at::empty(x.sizes(), x.options());
+  from_start(x, out);
+  return out;
+}
+
+void ScalarKeyDecay::from_start(const Tensor& x, Tensor out) const { at::mul_out(out, x, decay_.from_start); }
 
 Tensor ScalarKeyDecay::to_end(const Tensor& y) const { return y * decay_.to_end; }
 
-Tensor ScalarKeyDecay::scores(const Tensor& x, const Tensor& y) const {
-  return at::bmm(batched(x), batched(y).transpose(1, 2)).unflatten(0, {x.size(0), x.size(1)}).mul_(decay_.between);
+std::vector<Tensor> ScalarKeyDecay::scores(const std::vector<Tensor>& x, const Tensor& y) const {
+  std::vector<Tensor> all;
+  for (const Tensor& each : x) {
+    all.push_back(at::bmm(batched(each), batched(y).transpose(1, 2)).unflatten(0, {y.size(0), y.size(1)}).mul_(decay_.between));
+  }
+  return all;
 }
 
 void ScalarKeyDecay::from_start_backward(const Tensor& grad, const Tensor& result, const Tensor& grad_x) {
@@ -142,12 +171,15 @@ void ScalarKeyDecay::to_end_backward(const Tensor& grad, const Tensor& result, c
 
 void ScalarKeyDecay::whole_backward(const Tensor& share) { add_to(gates_.whole, share.sum(-1)); }
 
-void ScalarKeyDecay::scores_backward(const Tensor& grad, const Tensor& x, const Tensor& y, const Tensor& grad_x, const Tensor& grad_y) {
-  const Tensor decayed = grad * decay_.between;
-  const Tensor plain = at::bmm(batched(x), batched(y).transpose(1, 2)).view_as(grad);
-  add_to(gates_.pairs, plain.mul_(decayed).tril_(-1));
-  if (grad_x.defined()) batched(grad_x).baddbmm_(batched(decayed), batched(y));
-  batched(grad_y).baddbmm_(batched(decayed).transpose(1, 2), batched(x));
+void ScalarKeyDecay::scores_backward(const std::vector<Tensor>& grad, const std::vector<Tensor>& x, const Tensor& y,
+                                     const std::vector<Tensor>& grad_x, const Tensor& grad_y) {
+  for (size_t i = 0; i < x.size(); ++i) {
+    const Tensor decayed = grad[i] * decay_.between;
+    const Tensor plain = at::bmm(batched(x[i]), batched(y).transpose(1, 2)).view_as(decayed);
+    add_to(gates_.pairs, plain.mul_(decayed).tril_(-1));
+    if (grad_x[i].defined()) batched(grad_x[i]).baddbmm_(batched(decayed), batched(y));
+    batched(grad_y).baddbmm_(batched(decayed).transpose(1, 2), batched(x[i]));
+  }
 }
 
 PerKeyDecay::PerKeyDecay(const Tensor& log_alpha)
@@ -157,9 +189,9 @@ PerKeyDecay::PerKeyDecay(const Tensor& log_alpha)
 
 int64_t PerKeyDecay::leaf() const { return fp32_on_cpu(alpha_) ? std::min(alpha_.size(2), key_decay::kMaxBlock) : 1; }
 
-Tensor PerKeyDecay::from_start(const Tensor& x) const {
+void PerKeyDecay::from_start(const Tensor& x, Tensor out) const {
   const int64_t C = alpha_.size(2);
-  return scaled_from_start({C, 0, C}, x, alpha_).view_as(alpha_);
+  scale_from_start({C, 0, C}, x, alpha_, batched(out));
 }
 
 Tensor PerKeyDecay::to_end(const Tensor& y) const {
@@ -179,24 +211,28 @@ void PerKeyDecay::to_end_backward(const Tensor& grad, const Tensor& result, cons
 
 void PerKeyDecay::whole_backward(const Tensor& share) { grad_log_.add_(share.unsqueeze(2)); }
 
-Tensor PerKeyDecay::scores(const Tensor& x, const Tensor& y) const {
+std::vector<Tensor> PerKeyDecay::scores(const std::vector<Tensor>& x, const Tensor& y) const {
   const int64_t C = alpha_.size(2);
   const int64_t K = alpha_.size(3);
-  const Tensor weights = at::zeros({x.size(0), x.size(1), C, C}, x.options());
+  std::vector<Tensor> all;
+  for (size_t i = 0; i < x.size(); ++i) all.push_back(at::zeros({y.size(0), y.size(1), C, C}, y.options()));
   for (int64_t h = C / 2; h >= leaf(); h /= 2) {
-    const Tensor query = scaled_from_start(queries(h), x, alpha_);
-    const Tensor key = scaled_to_end(keys(h), y, alpha_);
-    const Tensor block = halves(weights, h);
-    block.copy_(at::bmm(query, key.transpose(1, 2)).view(block.sizes()));
+    const Tensor key = scaled_to_end(keys(h), y, alpha_).transpose(1, 2);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const Tensor block = halves(all[i], h);
+      block.copy_(at::bmm(scaled_from_start(queries(h), x[i], alpha_), key).view(block.sizes()));
+    }
   }
-  if (leaf() == 1) {
-    weights.diagonal(0, 2, 3).copy_(row_dot(x, y));
-  } else {
-    over_blocks(leaf(), x, [&](int64_t block, int64_t row) {
-      key_decay::block_scores(leaf(), K, data(x) + row, data(y) + row, data(alpha_) + row, mutable_data(weights) + block, C);
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (leaf() == 1) {
+      all[i].diagonal(0, 2, 3).copy_(row_dot(x[i], y));
+      continue;
+    }
+    over_blocks(leaf(), y, [&](int64_t block, int64_t row) {
+      key_decay::block_scores(leaf(), K, data(x[i]) + row, data(y) + row, data(alpha_) + row, mutable_data(all[i]) + block, C);
     });
   }
-  return weights;
+  return all;
 }
 
 Tensor PerKeyDecay::apply(const Tensor& weights, const Tensor& y) const {
@@ -214,28 +250,34 @@ Tensor PerKeyDecay::apply(const Tensor& weights, const Tensor& y) const {
   return z;
 }
 
-void PerKeyDecay::scores_backward(const Tensor& grad, const Tensor& x, const Tensor& y, const Tensor& grad_x, const Tensor& grad_y) {
+void PerKeyDecay::scores_backward(const std::vector<Tensor>& grad, const std::vector<Tensor>& x, const Tensor& y,
+                                  const std::vector<Tensor>& grad_x, const Tensor& grad_y) {
   const int64_t C = alpha_.size(2);
   const int64_t K = alpha_.size(3);
-  const Tensor wanted_x = grad_x.defined() ? grad_x : at::zeros(x.sizes(), x.options());
   for (int64_t h = C / 2; h >= leaf(); h /= 2) {
-    const Tensor query = scaled_from_start(queries(h), x, alpha_);
     const Tensor key = scaled_to_end(keys(h), y, alpha_);
-    const Tensor weights = halves_copied(grad, h);
-    add_from_start(queries(h), at::bmm(weights, key), query, alpha_, wanted_x, grad_log_);
-    add_to_end(keys(h), at::bmm(weights.transpose(1, 2), query), key, alpha_, grad_y, grad_log_);
+    const Tensor grad_key = at::zeros(key.sizes(), key.options());
+    for (size_t i = 0; i < x.size(); ++i) {
+      const Tensor weights = halves_copied(grad[i], h);
+      const Tensor query = scaled_from_start(queries(h), x[i], alpha_);
+      add_from_start(queries(h), at::bmm(weights, key), query, alpha_, grad_x[i], grad_log_);
+      grad_key.baddbmm_(weights.transpose(1, 2), query);
+    }
+    add_to_end(keys(h), grad_key, key, alpha_, grad_y, grad_log_);
   }
-  if (leaf() == 1) {
-    const Tensor weights = grad.diagonal(0, 2, 3).unsqueeze(-1);
-    if (grad_x.defined()) grad_x.addcmul_(weights, y);
-    grad_y.addcmul_(weights, x);
-    return;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (leaf() == 1) {
+      const Tensor weights = grad[i].diagonal(0, 2, 3).unsqueeze(-1);
+      if (grad_x[i].defined()) grad_x[i].addcmul_(weights, y);
+      grad_y.addcmul_(weights, x[i]);
+      continue;
+    }
+    over_blocks(leaf(), y, [&](int64_t block, int64_t row) {
+      float* readers = grad_x[i].defined() ? mutable_data(grad_x[i]) + row : nullptr;
+      key_decay::block_backward(leaf(), K, data(grad[i]) + block, C, data(x[i]) + row, data(y) + row, data(alpha_) + row, readers,
+                                mutable_data(grad_y) + row, mutable_data(grad_log_) + row);
+    });
   }
-  over_blocks(leaf(), x, [&](int64_t block, int64_t row) {
-    float* to_x = grad_x.defined() ? mutable_data(grad_x) + row : nullptr;
-    key_decay::block_backward(leaf(), K, data(grad) + block, C, data(x) + row, data(y) + row, data(alpha_) + row, to_x,
-                              mutable_data(grad_y) + row, mutable_data(grad_log_) + row);
-  });
 }
 
 }  // namespace cyfa::ops

@@ -14,20 +14,22 @@ class KeyDecay {
  public:
   virtual ~KeyDecay() = default;
 
-  virtual at::Tensor from_start(const at::Tensor& x) const = 0;  // alpha_1 .. alpha_t x_t, [n, g, C, K]
-  virtual at::Tensor to_end(const at::Tensor& y) const = 0;      // alpha_{t+1} .. alpha_C y_t
-  virtual const at::Tensor& whole() const = 0;                   // alpha_1 .. alpha_C, [n, g, K, 1] or [n, g, 1, 1]
-  // [n, g, C, C]: x_t^T D_ts y_s for s <= t, else 0.
-  virtual at::Tensor scores(const at::Tensor& x, const at::Tensor& y) const = 0;
+  // alpha_1 .. alpha_t x_t, [n, g, C, K]; `out` may be a part of longer chunks, [n, g, C of more, K].
+  virtual void from_start(const at::Tensor& x, at::Tensor out) const = 0;
+  at::Tensor from_start(const at::Tensor& x) const;
+  virtual at::Tensor to_end(const at::Tensor& y) const = 0;  // alpha_{t+1} .. alpha_C y_t
+  virtual const at::Tensor& whole() const = 0;               // alpha_1 .. alpha_C, [n, g, K, 1] or [n, g, 1, 1]
+  // For each x, [n, g, C, C]: x_t^T D_ts y_s for s <= t, else 0.
+  virtual std::vector<at::Tensor> scores(const std::vector<at::Tensor>& x, const at::Tensor& y) const = 0;
 
-  // Adjoints. Each takes the gradient of a result (and the result), adds to the gradient of the argument, and keeps the gates' share. No
-  // share is a difference of large ones: a pair (t, s) gives to gates s < u <= t and to no other.
+  // Adjoints. Each takes the gradient of a result (and the result, which lies in memory as its gradient does), adds to the gradient of the
+  // argument, and keeps the gates' share. No share is a difference of large ones: a pair (t, s) gives to gates s < u <= t and to no other.
   virtual void from_start_backward(const at::Tensor& grad, const at::Tensor& result, const at::Tensor& grad_x) = 0;
   virtual void to_end_backward(const at::Tensor& grad, const at::Tensor& result, const at::Tensor& grad_y) = 0;
   virtual void whole_backward(const at::Tensor& share) = 0;  // [n, g, K]: d(loss)/d(log whole), or its parts that add up to it
-  // grad [n, g, C, C] is zero above the diagonal. grad_x may be grad_y, and undefined where nobody wants it.
-  virtual void scores_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& y, const at::Tensor& grad_x,
-                               const at::Tensor& grad_y) = 0;
+  // Every grad [n, g, C, C] is zero above the diagonal. A grad_x may be grad_y, and undefined where nobody wants it.
+  virtual void scores_backward(const std::vector<at::Tensor>& grad, const std::vector<at::Tensor>& x, const at::Tensor& y,
+                               const std::vector<at::Tensor>& grad_x, const at::Tensor& grad_y) = 0;
   virtual at::Tensor log_alpha_gradient() const = 0;  // shape of the gates
 };
 
@@ -35,15 +37,16 @@ class ScalarKeyDecay final : public KeyDecay {
  public:
   ScalarKeyDecay(const at::Tensor& log_alpha, at::ScalarType dtype) : decay_(log_alpha, dtype) {}  // [n, g, C] in double
 
-  at::Tensor from_start(const at::Tensor& x) const override;
+  using KeyDecay::from_start;
+  void from_start(const at::Tensor& x, at::Tensor out) const override;
   at::Tensor to_end(const at::Tensor& y) const override;
   const at::Tensor& whole() const override { return decay_.whole; }
-  at::Tensor scores(const at::Tensor& x, const at::Tensor& y) const override;
+  std::vector<at::Tensor> scores(const std::vector<at::Tensor>& x, const at::Tensor& y) const override;
   void from_start_backward(const at::Tensor& grad, const at::Tensor& result, const at::Tensor& grad_x) override;
   void to_end_backward(const at::Tensor& grad, const at::Tensor& result, const at::Tensor& grad_y) override;
   void whole_backward(const at::Tensor& share) override;
-  void scores_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& y, const at::Tensor& grad_x,
-                       const at::Tensor& grad_y) override;
+  void scores_backward(const std::vector<at::Tensor>& grad, const std::vector<at::Tensor>& x, const at::Tensor& y,
+                       const std::vector<at::Tensor>& grad_x, const at::Tensor& grad_y) override;
   at::Tensor log_alpha_gradient() const override { return gates_.log_alpha(); }
 
  private:
@@ -58,19 +61,20 @@ class PerKeyDecay final : public KeyDecay {
  public:
   explicit PerKeyDecay(const at::Tensor& log_alpha);  // [n, g, C, K]
 
-  at::Tensor from_start(const at::Tensor& x) const override;
+  using KeyDecay::from_start;
+  void from_start(const at::Tensor& x, at::Tensor out) const override;
   at::Tensor to_end(const at::Tensor& y) const override;
   const at::Tensor& whole() const override { return whole_; }
-  at::Tensor scores(const at::Tensor& x, const at::Tensor& y) const override;
+  std::vector<at::Tensor> scores(const std::vector<at::Tensor>& x, const at::Tensor& y) const override;
   void from_start_backward(const at::Tensor& grad, const at::Tensor& result, const at::Tensor& grad_x) override;
   void to_end_backward(const at::Tensor& grad, const at::Tensor& result, const at::Tensor& grad_y) override;
   void whole_backward(const at::Tensor& share) override;
-  void scores_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& y, const at::Tensor& grad_x,
-                       const at::Tensor& grad_y) override;
+  void scores_backward(const std::vector<at::Tensor>& grad, const std::vector<at::Tensor>& x, const at::Tensor& y,
+                       const std::vector<at::Tensor>& grad_x, const at::Tensor& grad_y) override;
   at::Tensor log_alpha_gradient() const override { return grad_log_; }
 
   // z_t = sum over s <= t of weights_ts D_ts y_s, [n, g, C, K], for gates that lie on the side of the values. Its adjoint is
-  // scores(grad_z, y) for the weights and scores_backward(weights, grad_z, y, {}, grad_y) for the rest.
+  // scores({grad_z}, y) for the weights and scores_backward({weights}, {grad_z}, y, {{}}, grad_y) for the rest.
   at::Tensor apply(const at::Tensor& weights, const at::Tensor& y) const;
 
  private:

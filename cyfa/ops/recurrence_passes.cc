@@ -53,7 +53,7 @@ Tensor row_forward(const SegmentInputs& in, const Tensor& state) {
   const PerKeyDecay decay(in.log_alpha);
   const Tensor query = decay.from_start(in.q);
   const Tensor key = transposed(decay.to_end(in.k));
-  const Tensor o = product(decay.scores(in.q, in.k), in.v);
+  const Tensor o = product(decay.scores({in.q}, in.k)[0], in.v);
   for (int64_t c = 0; c < in.q.size(1); ++c) {
     o.select(1, c).baddbmm_(query.select(1, c), state);
     state.mul_(decay.whole().select(1, c)).baddbmm_(key.select(1, c), in.v.select(1, c));
@@ -81,7 +81,7 @@ SegmentGradients row_backward(const SegmentInputs& in, const Tensor& state, cons
   }
 
   SegmentGradients grad;
-  grad.v = product(transposed(decay.scores(in.q, in.k)), grad_o);
+  grad.v = product(transposed(decay.scores({in.q}, in.k)[0]), grad_o);
   const Tensor grad_key = like(in.k);
   const Tensor kept = at::empty({in.q.size(0), g, in.k.size(-1)}, in.q.options());
   for (int64_t c = g - 1; c >= 0; --c) {
@@ -95,7 +95,7 @@ SegmentGradients row_backward(const SegmentInputs& in, const Tensor& state, cons
   decay.from_start_backward(product(grad_o, transposed(states)), query, grad.q);
   decay.to_end_backward(grad_key, key, grad.k);
   decay.whole_backward(kept);
-  decay.scores_backward(product(grad_o, transposed(in.v)).tril_(), in.q, in.k, grad.q, grad.k);
+  decay.scores_backward({product(grad_o, transposed(in.v)).tril_()}, {in.q}, in.k, {grad.q}, grad.k);
   grad.log_alpha = decay.log_alpha_gradient();
   return grad;
 }
@@ -145,8 +145,8 @@ SegmentGradients column_backward(const SegmentInputs& in, const Tensor& state, c
   decay.to_end_backward(grad_value, value, grad.v);
   decay.whole_backward(kept);
   const Tensor weights = product(in.q, transposed(in.k)).tril_();
-  const Tensor grad_weights = decay.scores(grad_o, in.v);
-  decay.scores_backward(weights, grad_o, in.v, {}, grad.v);
+  const Tensor grad_weights = decay.scores({grad_o}, in.v)[0];
+  decay.scores_backward({weights}, {grad_o}, in.v, {Tensor()}, grad.v);
   batched(grad.q).baddbmm_(batched(grad_weights), batched(in.k));
   batched(grad.k).baddbmm_(batched(transposed(grad_weights)), batched(in.q));
   grad.log_alpha = decay.log_alpha_gradient();
@@ -177,16 +177,22 @@ Tensor unit_lower_inverse(const Tensor& a) {
 
 // The parts of a delta pass that depend on no state.
 struct DeltaChunks {
-  Tensor readers;  // [n, g, 2 C, K] aQ, then aK
-  Tensor key;      // [n, g, C, K] bK
-  Tensor scores;   // [n, g, C, C] of keys with keys, strictly lower
-  Tensor inverse;  // [n, g, C, C] (I + A)^-1, A = beta scores
+  Tensor readers;      // [n, g, 2 C, K] aQ, then aK
+  Tensor key;          // [n, g, C, K] bK
+  Tensor scores;       // [n, g, C, C] of queries with keys
+  Tensor self_scores;  // [n, g, C, C] of keys with keys, strictly lower
+  Tensor inverse;      // [n, g, C, C] (I + A)^-1, A = beta self_scores
 
   DeltaChunks(const SegmentInputs& in, const KeyDecay& decay)
-      : readers(at::cat({decay.from_start(in.q), decay.from_start(in.k)}, 2)),
-        key(decay.to_end(in.k)),
-        scores(decay.scores(in.k, in.k).tril_(-1)),
-        inverse(unit_lower_inverse(scores * in.beta)) {}
+      : readers(at::empty({in.q.size(0), in.q.size(1), 2 * in.q.size(2), in.q.size(3)}, in.q.options())), key(decay.to_end(in.k)) {
+    const int64_t C = in.q.size(2);
+    decay.from_start(in.q, readers.narrow(2, 0, C));
+    decay.from_start(in.k, readers.narrow(2, C, C));
+    const std::vector<Tensor> both = decay.scores({in.q, in.k}, in.k);
+    scores = both[0];
+    self_scores = both[1].tril_(-1);
+    inverse = unit_lower_inverse(self_scores * in.beta);
+  }
 };
 
 Tensor delta_forward(const Recurrence& r, const SegmentInputs& in, const Tensor& state) {
@@ -202,7 +208,7 @@ Tensor delta_forward(const Recurrence& r, const SegmentInputs& in, const Tensor&
     at::bmm_out(u_c, chunks.inverse.select(1, c), (in.v.select(1, c) - read.narrow(1, C, C)).mul_(in.beta.select(1, c)));
     state.mul_(decay->whole().select(1, c)).baddbmm_(transposed(chunks.key.select(1, c)), u_c);
   }
-  batched(o).baddbmm_(batched(decay->scores(in.q, in.k)), batched(u));
+  batched(o).baddbmm_(batched(chunks.scores), batched(u));
   return o;
 }
 
@@ -225,7 +231,7 @@ SegmentGradients delta_backward(const Recurrence& r, const SegmentInputs& in, co
   }
 
   // dU comes from O and from the next state; with R = (I + A)^-T dU, d(V - aK S) = beta R and dA = -R U^T.
-  const Tensor grad_u = product(transposed(decay->scores(in.q, in.k)), grad_o);
+  const Tensor grad_u = product(transposed(chunks.scores), grad_o);
   const Tensor solved = like(in.v);                                                             // R
   const Tensor grad_read = at::empty({in.q.size(0), g, 2 * C, in.v.size(-1)}, in.q.options());  // dO, then -beta R
   grad_read.narrow(2, 0, C).copy_(grad_o);
@@ -247,14 +253,14 @@ SegmentGradients delta_backward(const Recurrence& r, const SegmentInputs& in, co
   const Tensor missed = grad_read.narrow(2, C, C);
   grad.v = missed.neg();
   const Tensor grad_readers = product(grad_read, transposed(states));
-  decay->from_start_backward(grad_readers.narrow(2, 0, C).contiguous(), chunks.readers.narrow(2, 0, C).contiguous(), grad.q);
-  decay->from_start_backward(grad_readers.narrow(2, C, C).contiguous(), chunks.readers.narrow(2, C, C).contiguous(), grad.k);
+  decay->from_start_backward(grad_readers.narrow(2, 0, C), chunks.readers.narrow(2, 0, C), grad.q);
+  decay->from_start_backward(grad_readers.narrow(2, C, C), chunks.readers.narrow(2, C, C), grad.k);
   decay->to_end_backward(grad_key, chunks.key, grad.k);
   decay->whole_backward(kept);
-  decay->scores_backward(product(grad_o, transposed(u)).tril_(), in.q, in.k, grad.q, grad.k);
   const Tensor grad_inside = product(solved, transposed(u)).neg_();  // dA
-  grad.beta = (row_dot(solved, missing) + row_dot(grad_inside, chunks.scores)).unsqueeze(-1);
-  decay->scores_backward(grad_inside.mul_(in.beta).tril_(-1), in.k, in.k, grad.k, grad.k);
+  grad.beta = (row_dot(solved, missing) + row_dot(grad_inside, chunks.self_scores)).unsqueeze(-1);
+  decay->scores_backward({product(grad_o, transposed(u)).tril_(), grad_inside.mul_(in.beta).tril_(-1)}, {in.q, in.k}, in.k,
+                         {grad.q, grad.k}, grad.k);
   grad.log_alpha = decay->log_alpha_gradient();
   return grad;
 }

@@ -21,7 +21,11 @@ struct Rows {
   explicit Rows(const at::Tensor& x) : keep(x), width(x.size(-1)) {
     count = width > 0 ? x.numel() / width : 0;
     bool even = x.dim() >= 2 && (x.stride(-1) == 1 || width == 1);
-    for (int64_t d = x.dim() - 3; even && d >= 0; --d) even = x.size(d) == 1 || x.stride(d) == x.stride(d + 1) * x.size(d + 1);
+    int64_t distance = even ? x.stride(-2) * x.size(-2) : 0;
+    for (int64_t d = x.dim() - 3; even && d >= 0; --d) {
+      even = x.size(d) == 1 || x.stride(d) == distance;
+      distance *= x.size(d);
+    }
     if (!even) keep = x.contiguous();
     stride = even ? keep.stride(-2) : width;
     data = keep.const_data_ptr<float>();

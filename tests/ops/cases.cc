@@ -253,12 +253,27 @@ ops::CyclicFlowInputs cyclic_flow_inputs(const Tensors& x) {
 }
 
 Tensors call(Op op, const Tensors& inputs, const RunOptions& options) {
+  if (test_device() != at::kCPU && inputs.at("q").is_cpu() && options.backend != ops::Backend::kReference) {
+    const auto moved = [](Tensors x, at::Device device) {
+      for (auto& [name, t] : x) t = t.to(device);
+      return x;
+    };
+    return moved(call(op, moved(inputs, test_device()), options), at::kCPU);
+  }
   if (op == Op::kCyclicFlow) {
     const ops::CyclicFlowOutput out = ops::cyclic_flow(cyclic_flow_inputs(inputs), options);
     return {{"o", out.o}, {"final_k", out.final_state.k}, {"final_v", out.final_state.v}, {"final_clock", out.final_state.clock}};
   }
   const ops::RecurrenceOutput out = call_recurrence(op, inputs, options);
   return {{"o", out.o}, {"final_state", out.final_state}};
+}
+
+at::Device test_device() {
+  static const at::Device device = [] {
+    const char* name = std::getenv("CYFA_TEST_DEVICE");
+    return at::Device(name == nullptr ? "cpu" : name);
+  }();
+  return device;
 }
 
 Tensors run_steps(Op op, const Tensors& inputs) {

@@ -86,6 +86,9 @@ struct RunOptions {
   operator ops::RecurrenceOptions() const { return {backend, scale, chunk, segment_chunks}; }
 };
 
+// Where calls from CPU tensors run, results being brought back: the environment's CYFA_TEST_DEVICE, or the CPU. The reference stays there.
+at::Device test_device();
+
 // The op's own call: outputs and final states.
 Tensors call(Op op, const Tensors& inputs, const RunOptions& options = {});
 // The same for a recurrence by its steps, from a copy of the initial state or from zeros: o and final_state.

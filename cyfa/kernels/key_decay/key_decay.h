@@ -7,22 +7,23 @@
 
 namespace cyfa::key_decay {
 
-// Stretches of consecutive rows: stretch i is rows i * period + offset .. + length - 1.
+// Stretches of consecutive rows: stretch i is rows i * period + offset .. + length - 1 of a whole matrix, and begins at row i *
+// compact_period of a matrix that has little else.
 struct Stretches {
   int64_t period, offset, length;
+  int64_t compact_period;
 };
 
 // The most rows that the block_ functions take.
 inline constexpr int64_t kMaxBlock = 16;
 
-// out[t] = x[t] alpha[first] .. alpha[t] within each of stretches begin .. end - 1. x and alpha are whole matrices; out is
-// [stretches, length, width].
+// out[t] = x[t] alpha[first] .. alpha[t] within each of stretches begin .. end - 1. x and alpha are whole matrices, out is the compact one.
 void from_start(const Stretches& s, int64_t begin, int64_t end, int64_t width, const float* x, const float* alpha, float* out);
 // out[t] = x[t] alpha[t + 1] .. alpha[last].
 void to_end(const Stretches& s, int64_t begin, int64_t end, int64_t width, const float* x, const float* alpha, float* out);
 
-// Their adjoints: grad [stretches, length, width] is the gradient of `out`. Adds to grad_x and, where it is not null, to grad_log, the
-// gradient of log alpha (whole matrices); out, as above, may be null where grad_log is.
+// Their adjoints: grad, compact, is the gradient of `out`. Adds to grad_x and to grad_log, the gradient of log alpha, whole matrices.
+// grad_x of from_start_backward may be null, and so may grad_log and out, which lies as grad does, together.
 void from_start_backward(const Stretches& s, int64_t begin, int64_t end, int64_t width, const float* grad, const float* out,
                          const float* alpha, float* grad_x, float* grad_log);
 void to_end_backward(const Stretches& s, int64_t begin, int64_t end, int64_t width, const float* grad, const float* out, const float* alpha,

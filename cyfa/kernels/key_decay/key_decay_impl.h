@@ -1,0 +1,256 @@
+// The loops of key_decay.h, written once and compiled for each instruction set: `Isa` is a tag that keeps the copies apart. Columns go a
+// strip at a time, so that what a walk carries stays in registers or the L1 cache. Nothing of the standard library is called, so that no
+// copy of it made for one instruction set can end up in code for another.
+#pragma once
+
+#include "cyfa/kernels/key_decay/key_decay.h"
+
+namespace cyfa::key_decay::impl {
+
+inline constexpr int64_t kStrip = 64;
+
+// A number of columns that the compiler knows.
+struct WholeStrip {
+  constexpr operator int64_t() const { return kStrip; }
+};
+
+template <class Isa>
+struct Loops {
+  struct Strip {
+    alignas(64) float data[kStrip];
+
+    float& operator[](int64_t j) { return data[j]; }
+    void fill(float x) {
+      for (float& entry : data) entry = x;
+    }
+  };
+
+  template <class F>
+  static void over_strips(int64_t width, const F& f) {
+    int64_t column = 0;
+    for (; column + kStrip <= width; column += kStrip) f(column, WholeStrip());
+    if (column < width) f(column, width - column);
+  }
+
+  // Runs f(row of x and alpha, row of the compact side) over the rows of a stretch, forwards or backwards.
+  template <bool kForwards, class F>
+  static void over_rows(const Stretches& s, int64_t i, const F& f) {
+    for (int64_t step = 0; step < s.length; ++step) {
+      const int64_t t = kForwards ? step : s.length - 1 - step;
+      f(i * s.period + s.offset + t, i * s.compact_period + t);
+    }
+  }
+
+  static void from_start(const Stretches& s, int64_t begin, int64_t end, int64_t width, const float* x, const float* alpha, float* out) {
+    for (int64_t i = begin; i < end; ++i) {
+      over_strips(width, [&](int64_t column, auto count) {
+        Strip product;
+        product.fill(1.0F);
+        over_rows<true>(s, i, [&](int64_t row, int64_t compact) {
+          const float* a = alpha + row * width + column;
+          const float* from = x + row * width + column;
+          float* to = out + compact * width + column;
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) {
+            product[j] *= a[j];
+            to[j] = from[j] * product[j];
+          }
+        });
+      });
+    }
+  }
+
+  static void to_end(const Stretches& s, int64_t begin, int64_t end, int64_t width, const float* x, const float* alpha, float* out) {
+    for (int64_t i = begin; i < end; ++i) {
+      over_strips(width, [&](int64_t column, auto count) {
+        Strip product;
+        product.fill(1.0F);
+        over_rows<false>(s, i, [&](int64_t row, int64_t compact) {
+          const float* a = alpha + row * width + column;
+          const float* from = x + row * width + column;
+          float* to = out + compact * width + column;
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) {
+            to[j] = from[j] * product[j];
+            product[j] *= a[j];
+          }
+        });
+      });
+    }
+  }
+
+  static void from_start_backward(const Stretches& s, int64_t begin, int64_t end, int64_t width, const float* grad, const float* out,
+                                  const float* alpha, float* grad_x, float* grad_log) {
+    for (int64_t i = begin; i < end; ++i) {
+      over_strips(width, [&](int64_t column, auto count) {
+        Strip product;
+        product.fill(1.0F);
+        if (grad_x != nullptr)
+          over_rows<true>(s, i, [&](int64_t row, int64_t compact) {
+            const float* a = alpha + row * width + column;
+            const float* g = grad + compact * width + column;
+            float* to = grad_x + row * width + column;
+#pragma omp simd
+            for (int64_t j = 0; j < count; ++j) {
+              product[j] *= a[j];
+              to[j] += g[j] * product[j];
+            }
+          });
+        if (grad_log == nullptr) return;
+        Strip sum;
+        sum.fill(0.0F);
+        over_rows<false>(s, i, [&](int64_t row, int64_t compact) {  // a gate has a share of every later row
+          const float* g = grad + compact * width + column;
+          const float* value = out + compact * width + column;
+          float* to = grad_log + row * width + column;
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) {
+            sum[j] += g[j] * value[j];
+            to[j] += sum[j];
+          }
+        });
+      });
+    }
+  }
+
+  static void to_end_backward(const Stretches& s, int64_t begin, int64_t end, int64_t width, const float* grad, const float* out,
+                              const float* alpha, float* grad_x, float* grad_log) {
+    for (int64_t i = begin; i < end; ++i) {
+      over_strips(width, [&](int64_t column, auto count) {
+        Strip product;
+        product.fill(1.0F);
+        over_rows<false>(s, i, [&](int64_t row, int64_t compact) {
+          const float* a = alpha + row * width + column;
+          const float* g = grad + compact * width + column;
+          float* to = grad_x + row * width + column;
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) {
+            to[j] += g[j] * product[j];
+            product[j] *= a[j];
+          }
+        });
+        if (grad_log == nullptr) return;
+        Strip sum;
+        sum.fill(0.0F);
+        over_rows<true>(s, i, [&](int64_t row, int64_t compact) {  // a gate has a share of every earlier row
+          const float* g = grad + compact * width + column;
+          const float* value = out + compact * width + column;
+          float* to = grad_log + row * width + column;
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) {
+            to[j] += sum[j];
+            sum[j] += g[j] * value[j];
+          }
+        });
+      });
+    }
+  }
+
+  static void block_scores(int64_t size, int64_t width, const float* x, const float* y, const float* alpha, float* weights,
+                           int64_t stride) {
+    for (int64_t t = 0; t < size; ++t) {
+      for (int64_t s = 0; s <= t; ++s) weights[t * stride + s] = 0.0F;
+    }
+    over_strips(width, [&](int64_t column, auto count) {
+      for (int64_t s = 0; s < size; ++s) {
+        Strip decayed;
+        for (int64_t j = 0; j < count; ++j) decayed[j] = y[s * width + column + j];
+        for (int64_t t = s; t < size; ++t) {
+          const float* query = x + t * width + column;
+          const float* a = alpha + t * width + column;
+          if (t > s) {
+#pragma omp simd
+            for (int64_t j = 0; j < count; ++j) decayed[j] *= a[j];
+          }
+          float sum = 0.0F;
+#pragma omp simd reduction(+ : sum)
+          for (int64_t j = 0; j < count; ++j) sum += query[j] * decayed[j];
+          weights[t * stride + s] += sum;
+        }
+      }
+    });
+  }
+
+  static void block_apply(int64_t size, int64_t width, const float* weights, int64_t stride, const float* y, const float* alpha,
+                          float* out) {
+    over_strips(width, [&](int64_t column, auto count) {
+      for (int64_t s = 0; s < size; ++s) {
+        Strip decayed;
+        for (int64_t j = 0; j < count; ++j) decayed[j] = y[s * width + column + j];
+        for (int64_t t = s; t < size; ++t) {
+          const float* a = alpha + t * width + column;
+          float* to = out + t * width + column;
+          const float weight = weights[t * stride + s];
+          if (t > s) {
+#pragma omp simd
+            for (int64_t j = 0; j < count; ++j) decayed[j] *= a[j];
+          }
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) to[j] += weight * decayed[j];
+        }
+      }
+    });
+  }
+
+  static void block_backward(int64_t size, int64_t width, const float* weights, int64_t stride, const float* x, const float* y,
+                             const float* alpha, float* grad_x, float* grad_y, float* grad_log) {
+    over_strips(width, [&](int64_t column, auto count) {
+      Strip decayed[kMaxBlock];  // D y[s] at t
+      Strip adjoint;             // of the same
+      for (int64_t s = 0; s < size; ++s) {
+        for (int64_t j = 0; j < count; ++j) decayed[s][j] = y[s * width + column + j];
+        for (int64_t t = s + 1; t < size; ++t) {
+          const float* a = alpha + t * width + column;
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) decayed[t][j] = decayed[t - 1][j] * a[j];
+        }
+        if (grad_x != nullptr) {
+          for (int64_t t = s; t < size; ++t) {
+            const float weight = weights[t * stride + s];
+            float* to = grad_x + t * width + column;
+#pragma omp simd
+            for (int64_t j = 0; j < count; ++j) to[j] += weight * decayed[t][j];
+          }
+        }
+        adjoint.fill(0.0F);
+        for (int64_t t = size - 1; t > s; --t) {
+          const float weight = weights[t * stride + s];
+          const float* query = x + t * width + column;
+          const float* a = alpha + t * width + column;
+          float* to = grad_log + t * width + column;
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) {
+            const float here = adjoint[j] + weight * query[j];
+            to[j] += here * decayed[t][j];
+            adjoint[j] = here * a[j];
+          }
+        }
+        const float weight = weights[s * stride + s];
+        const float* query = x + s * width + column;
+        float* to = grad_y + s * width + column;
+#pragma omp simd
+        for (int64_t j = 0; j < count; ++j) to[j] += adjoint[j] + weight * query[j];
+      }
+    });
+  }
+};
+
+// One set of pointers for each instruction set.
+struct Table {
+  decltype(&key_decay::from_start) from_start, to_end;
+  decltype(&key_decay::from_start_backward) from_start_backward, to_end_backward;
+  decltype(&key_decay::block_scores) block_scores;
+  decltype(&key_decay::block_apply) block_apply;
+  decltype(&key_decay::block_backward) block_backward;
+};
+
+template <class Isa>
+constexpr Table table_of() {
+  using L = Loops<Isa>;
+  return {&L::from_start, &L::to_end, &L::from_start_backward, &L::to_end_backward, &L::block_scores, &L::block_apply, &L::block_backward};
+}
+
+const Table& table_avx2();
+const Table& table_avx512();
+
+}  // namespace cyfa::key_decay::impl
