@@ -9,6 +9,7 @@ void add_bench(CLI::App& app, Action& action) {
   add_bench_decode(*bench, action);
   add_bench_load(*bench, action);
   add_bench_train(*bench, action);
+  add_bench_state(*bench, action);
 }
 
 }  // namespace cyfa::app

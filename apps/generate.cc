@@ -168,6 +168,7 @@ void add_generate(CLI::App& app, Action& action) {
   command->add_option("--save-state", options->save_state, "Write the memory after the text to this file")->type_name("FILE");
   command->add_option("--load-state", options->load_state, "Go on from such a file: what it has read is not read again")->type_name("FILE");
   command->add_option("--dtype", options->dtype, "Type of the weights: fp32 or bf16; absent: as stored")->check(CLI::IsMember({"fp32", "bf16"}));
+  command->add_flag("--bf16-state", g.narrow_state, "Keep the memory in bf16 while decoding, where the model can: half the size, rounded at every step");
   command->add_option("--device", options->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   command->add_option("--threads", options->threads, "0: one per core")->check(CLI::NonNegativeNumber)->capture_default_str();
   command->add_flag("--no-echo", options->no_echo, "Print the new text without its prompt");

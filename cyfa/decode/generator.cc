@@ -64,7 +64,8 @@ Snapshot Generator::read(const Prompt& prompt, const GenerateOptions& options, s
 std::vector<Completion> Generator::run(const std::vector<Prompt>& prompts, const GenerateOptions& options, bool keep_snapshots) {
   const at::NoGradGuard no_grad;
   options.sampling.check();
-  if (options.max_tokens < 0 || options.prefill_chunk < 1) throw std::invalid_argument("max_tokens must be at least 0, prefill_chunk at least 1");
+  if (options.max_tokens < 0 || options.prefill_chunk < 1)
+    throw std::invalid_argument("max_tokens must be at least 0, prefill_chunk at least 1");
   times_ = {};
   std::vector<Completion> done(prompts.size());
   std::vector<Live> live;
@@ -84,6 +85,7 @@ std::vector<Completion> Generator::run(const std::vector<Prompt>& prompts, const
   if (live.empty()) return done;
   ModelState state = ModelState::concatenate(states);
   states.clear();
+  if (options.narrow_state) model_.set_state_type(state, at::kBFloat16);
   at::Tensor logits = at::stack(first_logits);
   start = Clock::now();
 
@@ -102,7 +104,10 @@ std::vector<Completion> Generator::run(const std::vector<Prompt>& prompts, const
       if (on_text && !left.empty()) on_text(live[r].prompt, left);
       c.text = live[r].stream.text();
       const auto row = static_cast<int64_t>(r);
-      if (keep_snapshots) c.snapshot = {live[r].history, state.select({row}), logits[row].clone()};
+      if (keep_snapshots) {
+        c.snapshot = {live[r].history, state.select({row}), logits[row].clone()};
+        model_.set_state_type(c.snapshot.state, at::kFloat);
+      }
     }
     if (rest.size() == live.size()) {
       live = std::move(rest);

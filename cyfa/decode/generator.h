@@ -21,6 +21,7 @@ struct GenerateOptions {
   std::vector<std::string> stop;  // texts before which a completion ends
   bool ignore_eos = false;
   int64_t prefill_chunk = 2048;   // prompt tokens that are read at once
+  bool narrow_state = false;      // keep the memory in bf16 while decoding, where the model's mixer can; snapshots are fp32
 };
 
 struct Prompt {

@@ -69,7 +69,9 @@ class CyclicFlowMixer final : public Mixer {
 CyclicFlowMixer::CyclicFlowMixer(const CyclicFlowConfig& config, const ParameterScope& scope) : c_(config) {
   const int64_t D = c_.hidden_size, H = c_.heads, K = c_.K, V = c_.V, M = c_.slots;
   const Init normal = Init::normal(c_.initializer_range);
-  state_ = {{"k", {H, K, M}, at::kFloat, true}, {"v", {H, M, V}, at::kFloat, true}, {"clock", {H}, at::kDouble, false}};
+  state_ = {{.name = "k", .shape = {H, K, M}, .dtype = at::kFloat, .narrow = true},
+            {.name = "v", .shape = {H, M, V}, .dtype = at::kFloat, .narrow = true},
+            {.name = "clock", .shape = {H}, .dtype = at::kDouble, .memory = false}};
   const char* letters[] = {"q", "k", "v"};
   for (size_t i = 0; i < 3; ++i) {
     const std::string letter = letters[i];

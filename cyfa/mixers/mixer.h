@@ -21,6 +21,7 @@ struct StateSpec {
   at::ScalarType dtype;
   bool memory = true;  // counted as recurrent state in the paper's tables (the convolution's tail and the clock are not)
   bool grows = false;  // the first dimension counts stored tokens: 0 at the start, more as the sequence grows
+  bool narrow = false;  // step also takes it in bf16
 
   bool fits(at::IntArrayRef sizes) const {
     return grows ? sizes.slice(1) == at::IntArrayRef(shape).slice(1) : sizes == at::IntArrayRef(shape);

@@ -84,6 +84,15 @@ ModelState CausalLM::initial_state(int64_t sequences) const {
   return state;
 }
 
+void CausalLM::set_state_type(ModelState& state, at::ScalarType dtype) const {
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const std::vector<StateSpec>& specs = layers_[layer].mixer->state();
+    for (size_t i = 0; i < specs.size(); ++i) {
+      if (specs[i].narrow) state.layers.at(layer).at(i) = state.layers[layer][i].to(dtype);
+    }
+  }
+}
+
 void CausalLM::check_state(const ModelState& state) const {
   if (state.layers.size() != layers_.size()) {
     ops::check::fail(kOp, "the state has " + std::to_string(state.layers.size()) + " layers, wanted " + std::to_string(layers_.size()));

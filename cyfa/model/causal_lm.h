@@ -43,6 +43,8 @@ class CausalLM {
   Weights step_weights(std::optional<at::ScalarType> compute = std::nullopt) const;
 
   ModelState initial_state(int64_t sequences) const;
+  // Memory that may be in bf16 is put in `dtype`, bf16 or fp32, for steps; forward takes fp32.
+  void set_state_type(ModelState& state, at::ScalarType dtype) const;
   void check_state(const ModelState& state) const;  // throws ops::ArgumentError where it is not one of this model's
 
   // ids [B, T], or packed sequences [1, T] with cu_seqlens. `initial` is never changed. recompute: keep each layer's input alone for

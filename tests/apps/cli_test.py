@@ -420,6 +420,18 @@ class Generate(CliTest):
         (self.model / "model.safetensors").write_bytes(b"\x10")
         self.check_error(run("generate", self.model, "-p", "x"), "model.safetensors")
 
+    def test_memory_in_half_precision(self):
+        result = run("generate", self.model, "-p", "ab", "-n", "4", "-q", "--bf16-state", "--save-state", self.folder / "state")
+        self.check(result, 0)
+        self.check(run("generate", self.model, "-p", "c", "-n", "2", "-q", "--load-state", self.folder / "state"), 0)
+        text = self.folder / "text.txt"
+        text.write_text("some words, read token by token")
+        result = run("bench", "state", self.model, text, "--json", "-")
+        self.check(result, 0)
+        row = json.loads(result.stdout)[0]
+        self.assertLess(abs(row["nats_bf16"] - row["nats_fp32"]), 0.05)
+        self.check_error(run("bench", "state", self.model, self.folder / "absent"), "absent")
+
     def test_stop(self):
         (row,) = self.rows("-p", "abc", "-n", "40", "-t", "1", "--ignore-eos")
         seen = next((c for c in row["text"] if c.isascii() and c.isprintable()), None)

@@ -1,0 +1,75 @@
+// cyfa bench state: what it costs to keep a model's memory in bf16 while decoding: the perplexity of a text, read token by token.
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "apps/commands.h"
+#include "apps/op_case.h"
+#include "apps/output.h"
+#include "cyfa/data/tokenizer.h"
+#include "cyfa/io/file_error.h"
+#include "cyfa/model/checkpoint.h"
+
+namespace cyfa::app {
+namespace {
+
+struct Options {
+  std::string folder, text, tokenizer, device = "cpu", json;
+  int64_t tokens = 4096;
+  int threads = 0;
+};
+
+int run_state(const Options& options) {
+  const at::NoGradGuard no_grad;
+  if (options.threads > 0) at::set_num_threads(options.threads);
+  const at::Device device = parse_device(options.device);
+  const CausalLM model = load_checkpoint(options.folder, {std::nullopt, device, false});
+  const auto tokenizer =
+      options.tokenizer.empty() ? checkpoint_tokenizer(options.folder, model.config()) : load_tokenizer(options.tokenizer);
+  std::ifstream in(options.text, std::ios::binary);
+  if (!in) throw io::FileError(options.text, "cannot be read");
+  std::vector<int64_t> ids = tokenizer->encode(std::string{std::istreambuf_iterator<char>(in), {}});
+  if (ids.size() < 2) throw io::FileError(options.text, "holds fewer than two tokens");
+  ids.resize(std::min(ids.size(), static_cast<size_t>(options.tokens) + 1));
+  const Weights w = model.step_weights();
+  const at::Tensor all = at::tensor(ids, at::kLong);
+  Json row = {{"op", "state"}, {"model", options.folder}, {"text", options.text}, {"tokens", ids.size() - 1}, {"device", options.device}};
+  for (const auto& [name, type] : {std::pair("fp32", at::kFloat), std::pair("bf16", at::kBFloat16)}) {
+    ModelState state = model.initial_state(1);
+    model.set_state_type(state, type);
+    const int64_t bytes = state.bytes();
+    double sum = 0;
+    for (size_t t = 0; t + 1 < ids.size(); ++t) {
+      const at::Tensor logits = model.step(w, all.narrow(0, static_cast<int64_t>(t), 1), state).to(at::kDouble).log_softmax(-1);
+      sum -= logits[0][ids[t + 1]].item<double>();
+    }
+    const double nats = sum / static_cast<double>(ids.size() - 1);
+    row[std::string("nats_") + name] = nats;
+    if (options.json != "-") {
+      std::cout << text("%s state, %.2f MB a sequence: %.5f nats a token, perplexity %.4f over %zu tokens\n", name,
+                        static_cast<double>(bytes) * 1e-6, nats, std::exp(nats), ids.size() - 1);
+    }
+  }
+  if (!options.json.empty()) write_rows(options.json, Json::array({row}));
+  return kDone;
+}
+
+}  // namespace
+
+void add_bench_state(CLI::App& bench, Action& action) {
+  CLI::App* command = bench.add_subcommand("state", "Perplexity of a text with the memory in fp32 and in bf16, decoding token by token.");
+  auto options = std::make_shared<Options>();
+  command->add_option("model", options->folder, "Checkpoint")->required()->type_name("DIR");
+  command->add_option("text", options->text, "Text to read")->required()->type_name("FILE");
+  command->add_option("--tokens", options->tokens, "Tokens to predict at most")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--tokenizer", options->tokenizer, "SentencePiece model, or bytes; absent: the checkpoint's own")->type_name("FILE");
+  command->add_option("--device", options->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  command->add_option("--threads", options->threads, "0: one per core")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--json", options->json, "The row also as JSON; - prints it instead of text")->type_name("FILE");
+  command->callback([&action, options] { action = [options] { return run_state(*options); }; });
+}
+
+}  // namespace cyfa::app
