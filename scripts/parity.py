@@ -21,7 +21,7 @@ CYFA = ROOT / "build" / "cyfa"
 
 
 def run(*command):
-    subprocess.run([str(part) for part in command], cwd=ROOT, check=True)
+    subprocess.run([str(part) for part in command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def project_text(path):

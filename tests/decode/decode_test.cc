@@ -177,6 +177,51 @@ TEST_F(Generation, GoesOnFromASnapshotAsIfNothingHadHappened) {
   EXPECT_EQ(generator_.run({rest}, options(5)).front().prompt_tokens, 5);
 }
 
+// The same for every kind of model there is.
+class EveryKind : public testing::TestWithParam<ModelCase> {};
+
+TEST_P(EveryKind, DecodesInBatchesAndFromSnapshots) {
+  Json config = GetParam().config;
+  config.update(Json{{"vocab_size", 258}, {"bos_token_id", 256}, {"eos_token_id", 257}});
+  const CausalLM model = small_model(config);
+  const ByteTokenizer tokenizer;
+  Generator generator(model, tokenizer);
+  GenerateOptions o;
+  o.max_tokens = 20;
+  o.prefill_chunk = 33;
+  o.ignore_eos = true;
+  std::vector<Prompt> prompts;
+  for (const char* text : {"a", "a longer prompt than the others, by far, so that several chunks of it are read one after another", "xyz"}) {
+    prompts.push_back({tokenizer.encode(text), std::nullopt});
+  }
+  const std::vector<Completion> together = generator.run(prompts, o, true);
+  const Folder folder;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const Completion alone = generator.run({prompts[i]}, o, true).front();
+    EXPECT_EQ(alone.ids, together[i].ids);
+    EXPECT_TRUE(at::equal(alone.snapshot.logits, together[i].snapshot.logits));
+    const std::vector<ModelState> states = {alone.snapshot.state, together[i].snapshot.state};
+    const ModelState both = ModelState::concatenate(states);
+    for (const MixerState& layer : both.layers) {
+      for (const at::Tensor& x : layer) EXPECT_TRUE(at::equal(x[0], x[1]));
+    }
+    GenerateOptions half = o;
+    half.max_tokens = 9;
+    const Completion first = generator.run({prompts[i]}, half, true).front();
+    const std::string file = "state" + std::to_string(i);
+    save_snapshot(folder / file, first.snapshot, model);
+    Prompt rest;
+    rest.snapshot = load_snapshot(folder / file, model);
+    half.max_tokens = 11;
+    std::vector<int64_t> ids = first.ids;
+    const Completion second = generator.run({rest}, half).front();
+    ids.insert(ids.end(), second.ids.begin(), second.ids.end());
+    EXPECT_EQ(ids, alone.ids);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EveryKind, testing::ValuesIn(model_cases()), [](const auto& model) { return model.param.name; });
+
 TEST_F(Generation, DamagedAndForeignSnapshotsAreRefused) {
   const Folder folder;
   save_snapshot(folder / "state", generator_.run({prompt("abc")}, options(3), true).front().snapshot, model_);

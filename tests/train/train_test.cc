@@ -131,6 +131,35 @@ TEST(Trainer, GoesOnBitForBit) {
   EXPECT_TRUE(fs::exists(run / "loss.svg"));
 }
 
+// Every kind of model learns a batch that it sees again and again, and does so twice in the same way; recomputing layers changes last bits alone.
+class EveryKind : public testing::TestWithParam<ModelCase> {};
+
+TEST_P(EveryKind, TrainsAndRepeatsBitForBit) {
+  const auto trained = [](bool recompute) {
+    CausalLM model(ModelConfig::parse(GetParam().config));
+    model.initialise(5);
+    const BatchSource batches = random_batches(model, 4, 24);
+    Recipe r = small_recipe(12);
+    r.recompute = recompute;
+    const auto loss = [&] {
+      const at::NoGradGuard no_grad;
+      const TrainBatch batch = batches(0);
+      return model.loss(model.weights(), batch.inputs, batch.targets).item<double>();
+    };
+    const double before = loss();
+    Trainer trainer(model, r, [&](int64_t) { return batches(0); }, {}, nullptr);
+    EXPECT_EQ(trainer.run(), 12);
+    const double after = loss();
+    EXPECT_LT(after, before - 0.05);
+    return std::pair(std::move(model), after);
+  };
+  const auto once = trained(false), again = trained(false), recomputed = trained(true);
+  expect_equal_models(once.first, again.first);
+  EXPECT_NEAR(recomputed.second, once.second, 1e-3);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EveryKind, testing::ValuesIn(model_cases()), [](const auto& model) { return model.param.name; });
+
 TEST(Trainer, EveryWayOfComputingAStepGivesTheSameStep) {
   const auto trained = [](const std::function<void(Recipe&)>& change) {
     CausalLM model = small_model(small_config());
