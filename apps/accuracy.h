@@ -29,7 +29,7 @@ std::vector<TensorError> compare_all(const NamedTensors& actual, const NamedTens
 // Those that are no gradients: names without the prefix d_.
 NamedTensors outputs_of(const NamedTensors& all);
 
-// The limit of rel_l2 for a tensor of cyclic_flow or scalar_gated_la, by the type that q, k and v come in.
+// The limit of rel_l2 for a tensor of cyclic_flow or a recurrence, by the type that q, k and v come in.
 //
 // fp32, fp64: 5e-5. Stored vectors were computed in fp32 and carry its error (1e-6 to 1e-5, measured with the double reference), so
 // that no run can come nearer to them.

@@ -47,7 +47,7 @@ ops::CyclicFlowOptions cyclic_flow_options(const BenchOptions& o) {
   return options;
 }
 
-ops::ScalarGatedLaOptions scalar_gated_la_options(const BenchOptions& o) {
+ops::RecurrenceOptions recurrence_options(const BenchOptions& o) {
   return {ops::parse_backend(o.backend), std::nullopt, o.chunk, o.segment_chunks};
 }
 
@@ -61,12 +61,13 @@ std::vector<TensorError> check_cyclic_flow(const Context& c) {
   return compare_all(run_cyclic_flow(in, upstream, cyclic_flow_options(c.options)), run_cyclic_flow(in, upstream, reference), c.dtype);
 }
 
-std::vector<TensorError> check_scalar_gated_la(const Context& c) {
-  const ops::ScalarGatedLaInputs in = random_scalar_gated_la(c.check_shape(kCheckTokens), c.dtype, c.device);
+std::vector<TensorError> check_recurrence(const Context& c) {
+  const ops::Recurrence& r = ops::recurrence_of(c.options.op);
+  const ops::RecurrenceInputs in = random_recurrence(r, c.check_shape(kCheckTokens), c.dtype, c.device);
   const at::Tensor grad = random_normal(in.v.sizes(), c.dtype, c.device, 2);
-  ops::ScalarGatedLaOptions reference;
+  ops::RecurrenceOptions reference;
   reference.backend = ops::Backend::kReference;
-  return compare_all(run_scalar_gated_la(in, grad, scalar_gated_la_options(c.options)), run_scalar_gated_la(in, grad, reference), c.dtype);
+  return compare_all(run_recurrence(r, in, grad, recurrence_options(c.options)), run_recurrence(r, in, grad, reference), c.dtype);
 }
 
 std::vector<TensorError> check_step(const Context& c) {
@@ -152,22 +153,22 @@ Timed timed_cyclic_flow(const Context& c) {
           [w] { w->gradients = torch::autograd::grad({w->o}, leaves(w->in), {w->grad}); }};
 }
 
-Timed timed_scalar_gated_la(const Context& c) {
+Timed timed_recurrence(const Context& c) {
   struct Work {
-    ops::ScalarGatedLaInputs in;
-    ops::ScalarGatedLaOptions options;
+    const ops::Recurrence& op;
+    ops::RecurrenceInputs in;
+    ops::RecurrenceOptions options;
     at::Tensor grad, o;
     std::vector<at::Tensor> gradients;
   };
-  auto w = std::make_shared<Work>();
-  w->in = random_scalar_gated_la(c.options.shape, c.dtype, c.device);
-  if (c.needs_gradients()) w->in = with_gradients(w->in);
-  w->options = scalar_gated_la_options(c.options);
-  w->grad = random_normal(w->in.v.sizes(), c.dtype, c.device, 2);
+  const ops::Recurrence& r = ops::recurrence_of(c.options.op);
+  const ops::RecurrenceInputs in = random_recurrence(r, c.options.shape, c.dtype, c.device);
+  const at::Tensor grad = random_normal(in.v.sizes(), c.dtype, c.device, 2);
+  auto w = std::make_shared<Work>(Work{r, c.needs_gradients() ? with_gradients(in) : in, recurrence_options(c.options), grad, {}, {}});
   return {[w] {
             w->o.reset();
             w->gradients.clear();
-            w->o = ops::scalar_gated_la(w->in, w->options).o;
+            w->o = ops::run_recurrence(w->op, w->in, w->options).o;
           },
           [w] { w->gradients = torch::autograd::grad({w->o}, leaves(w->in), {w->grad}); }};
 }
@@ -178,8 +179,8 @@ Json bench_chunked(const Context& c) {
   gemm.task().run();
   reset_peak();
   const int64_t before = resident_bytes();
-  const Timed timed = flow ? timed_cyclic_flow(c) : timed_scalar_gated_la(c);
-  const Flops flops = flow ? cyclic_flow_flops(c.options.shape) : scalar_gated_la_flops(c.options.shape);
+  const Timed timed = flow ? timed_cyclic_flow(c) : timed_recurrence(c);
+  const Flops flops = flow ? cyclic_flow_flops(c.options.shape) : recurrence_flops(ops::recurrence_of(c.options.op), c.options.shape);
 
   // The sweep over T wants the memory of the op alone: the first run of each pass, before the clock's own buffers are there.
   const std::string& pass = c.options.pass;
@@ -253,8 +254,9 @@ std::string running_backend(const Context& c) {
     const ops::CyclicFlowInputs in = random_cyclic_flow(one, c.dtype, c.device);
     return ops::backend_name(ops::cyclic_flow(c.needs_gradients() ? with_gradients(in) : in, options).backend);
   }
-  const ops::ScalarGatedLaInputs in = random_scalar_gated_la(one, c.dtype, c.device);
-  return ops::backend_name(ops::scalar_gated_la(c.needs_gradients() ? with_gradients(in) : in, scalar_gated_la_options(c.options)).backend);
+  const ops::Recurrence& r = ops::recurrence_of(c.options.op);
+  const ops::RecurrenceInputs in = random_recurrence(r, one, c.dtype, c.device);
+  return ops::backend_name(ops::run_recurrence(r, c.needs_gradients() ? with_gradients(in) : in, recurrence_options(c.options)).backend);
 }
 
 double value(const Json& row, const char* key) { return row.at(key).is_null() ? 0 : row.at(key).get<double>(); }
@@ -320,7 +322,7 @@ int run_bench(BenchOptions options) {
   }
   const std::vector<TensorError> errors = options.op == "step"          ? check_step(c)
                                           : options.op == "cyclic_flow" ? check_cyclic_flow(c)
-                                                                        : check_scalar_gated_la(c);
+                                                                        : check_recurrence(c);
   if (!report_check(errors, quiet)) {
     std::cerr << "cyfa: error: the check failed, so nothing was timed\n";
     return kCheckFailed;
@@ -339,8 +341,10 @@ void add_bench_op(CLI::App& bench, Action& action) {
   CLI::App* command = bench.add_subcommand("op", "Check an operator, then time it beside a yardstick of the same machine.");
   auto o = std::make_shared<BenchOptions>();
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 24);
+  std::vector<std::string> names = {"cyclic_flow", "step"};
+  for (const ops::Recurrence& r : ops::recurrences()) names.emplace_back(r.op);
   command->add_option("--op", o->op, "What to time; step is one decoding step of cyclic_flow")
-      ->check(CLI::IsMember({"cyclic_flow", "scalar_gated_la", "step"}))
+      ->check(CLI::IsMember(names))
       ->capture_default_str();
   command->add_option("--B", o->B, "Batch (default 1; 64 for step)")->check(size);
   command->add_option("--T", o->shape.T, "Tokens of a sequence")->check(size)->capture_default_str();

@@ -86,7 +86,7 @@ double sum_of(const Json& rows, const char* key) {
 }  // namespace
 
 Json bench_scaling(const BenchOptions& options) {
-  if (options.op == "step") throw std::invalid_argument("--scaling sweeps T, and a step has one token; use cyclic_flow or scalar_gated_la");
+  if (options.op == "step") throw std::invalid_argument("--scaling sweeps T, and a step has one token; use cyclic_flow or a recurrence");
   const bool quiet = options.json == "-";
   if (!quiet) {
     std::cout << text("%s  B%lld, pass %s: time and memory while T doubles\n", options.op.c_str(), static_cast<long long>(options.shape.B),

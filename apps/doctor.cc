@@ -54,22 +54,22 @@ struct Sample {
   }
 
   ops::CyclicFlowInputs cyclic_flow() const { return random_cyclic_flow(shape, dtype, device); }
-  ops::ScalarGatedLaInputs scalar_gated_la() const { return random_scalar_gated_la(shape, dtype, device); }
+  ops::RecurrenceInputs recurrence(const ops::Recurrence& r) const { return random_recurrence(r, shape, dtype, device); }
   at::Tensor gradient() const { return random_normal({shape.B, shape.T, shape.H, shape.V}, dtype, device, 2); }
 };
 
 const char* step_kernel() { return cyclic_flow::isa_name(cyclic_flow::best_isa()); }
 
-// scalar_gated_la has no list of offers: it is asked by calling it.
-std::vector<ops::BackendOffer> scalar_gated_la_offers(const Sample& sample) {
-  const ops::ScalarGatedLaInputs in = sample.scalar_gated_la();
+// The recurrences have no list of offers: they are asked by calling them.
+std::vector<ops::BackendOffer> recurrence_offers(const ops::Recurrence& r, const Sample& sample) {
+  const ops::RecurrenceInputs in = sample.recurrence(r);
   std::vector<ops::BackendOffer> offers;
   for (const ops::Backend backend : {ops::Backend::kSm90, ops::Backend::kPortable, ops::Backend::kReference}) {
     ops::BackendOffer offer{backend, ""};
-    ops::ScalarGatedLaOptions options;
+    ops::RecurrenceOptions options;
     options.backend = backend;
     try {
-      ops::scalar_gated_la(in, options);
+      ops::run_recurrence(r, in, options);
     } catch (const std::exception& e) {
       offer.refusal = e.what();
       const std::string marker = "refuses: ";
@@ -81,15 +81,14 @@ std::vector<ops::BackendOffer> scalar_gated_la_offers(const Sample& sample) {
   return offers;
 }
 
-Check check_scalar_gated_la(const Sample& sample) {
-  const ops::ScalarGatedLaInputs in = sample.scalar_gated_la();
-  ops::ScalarGatedLaOptions reference;
+Check check_recurrence(const ops::Recurrence& r, const Sample& sample) {
+  const ops::RecurrenceInputs in = sample.recurrence(r);
+  ops::RecurrenceOptions reference;
   reference.backend = ops::Backend::kReference;
-  ops::ScalarGatedLaOptions portable;
+  ops::RecurrenceOptions portable;
   portable.backend = ops::Backend::kPortable;
-  const NamedTensors truth = run_scalar_gated_la(in, sample.gradient(), reference);
-  return {"scalar_gated_la", sample.device.str(), "portable",
-          compare_all(run_scalar_gated_la(in, sample.gradient(), portable), truth, sample.dtype)};
+  const NamedTensors truth = run_recurrence(r, in, sample.gradient(), reference);
+  return {r.op, sample.device.str(), "portable", compare_all(run_recurrence(r, in, sample.gradient(), portable), truth, sample.dtype)};
 }
 
 // Every backend that takes the sample, against the reference; the outputs alone where a backend gives no gradients.
@@ -120,8 +119,10 @@ void examine_device(const Sample& sample, Report& report) {
     options.backend = offer.backend;
     judge("cyclic_flow_step", ops::backend_name(offer.backend), run_steps(in, options));
   }
-  report.backends.push_back({"scalar_gated_la", device, scalar_gated_la_offers(sample)});
-  report.checks.push_back(check_scalar_gated_la(sample));
+  for (const ops::Recurrence& r : ops::recurrences()) {
+    report.backends.push_back({r.op, device, recurrence_offers(r, sample)});
+    report.checks.push_back(check_recurrence(r, sample));
+  }
 }
 
 Report examine() {
@@ -158,14 +159,14 @@ void print(const Report& report) {
   std::cout << "\nbackends, fastest first; the first that takes the inputs runs\n";
   for (const BackendReport& b : report.backends) {
     for (const ops::BackendOffer& offer : b.offers) {
-      std::cout << text("  %-16s %-7s %-10s %s\n", b.op.c_str(), b.device.c_str(), ops::backend_name(offer.backend),
+      std::cout << text("  %-23s %-7s %-10s %s\n", b.op.c_str(), b.device.c_str(), ops::backend_name(offer.backend),
                         offer.refusal.empty() ? "yes" : ("no: " + offer.refusal).c_str());
     }
   }
   std::cout << "\nself-check against the reference: relative L2 of the worst of outputs and gradients\n";
   for (const Check& check : report.checks) {
     const TensorError& e = worst(check.errors);
-    std::cout << text("  %-16s %-7s %-10s %.1e (%s), limit %.0e: %s\n", check.op.c_str(), check.device.c_str(), check.backend.c_str(),
+    std::cout << text("  %-23s %-7s %-10s %.1e (%s), limit %.0e: %s\n", check.op.c_str(), check.device.c_str(), check.backend.c_str(),
                       e.rel_l2, e.name.c_str(), e.limit, check.pass() ? "ok" : "FAILED");
   }
   std::cout << (report.healthy() ? "\nhealthy\n" : "\nNOT HEALTHY: a path disagrees with the reference\n");

@@ -28,10 +28,23 @@ class Draw {
 
 at::ScalarType gate_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
-at::Tensor draw_log_alpha(Draw& draw, const OpShape& s) {
+// width: gates of a token and head, 0 for one that has no dimension of its own.
+at::Tensor draw_log_alpha(Draw& draw, const OpShape& s, int64_t width = 0) {
   const at::Tensor rate = draw.uniform({s.H}).mul_(16);
-  const at::Tensor step = draw.uniform({s.B, s.T, s.H}).mul_(std::log(0.1) - std::log(0.001)).add_(std::log(0.001)).exp_();
-  return (step * rate).neg_();
+  const std::vector<int64_t> sizes = width == 0 ? std::vector<int64_t>{s.B, s.T, s.H} : std::vector<int64_t>{s.B, s.T, s.H, width};
+  const at::Tensor step = draw.uniform(sizes).mul_(std::log(0.1) - std::log(0.001)).add_(std::log(0.001)).exp_();
+  return (step * (width == 0 ? rate : rate.unsqueeze(-1))).neg_();
+}
+
+std::optional<at::Tensor> draw_gate(Draw& draw, const ops::Recurrence& r, const OpShape& s) {
+  if (r.fixed) return draw.uniform({s.H}).mul_(-0.1);
+  switch (r.gate) {
+    case ops::Gate::kNone: return std::nullopt;
+    case ops::Gate::kScalar: return draw_log_alpha(draw, s);
+    case ops::Gate::kRow: return draw_log_alpha(draw, s, s.K);
+    case ops::Gate::kColumn: return draw_log_alpha(draw, s, s.V);
+  }
+  return std::nullopt;
 }
 
 at::Tensor draw_readout(Draw& draw, const OpShape& s) {
@@ -99,13 +112,16 @@ ops::CyclicFlowInputs random_cyclic_flow(const OpShape& s, at::ScalarType dtype,
   return in;
 }
 
-ops::ScalarGatedLaInputs random_scalar_gated_la(const OpShape& s, at::ScalarType dtype, at::Device device, uint64_t seed) {
+ops::RecurrenceInputs random_recurrence(const ops::Recurrence& r, const OpShape& s, at::ScalarType dtype, at::Device device,
+                                        uint64_t seed) {
   Draw draw(seed, device);
-  ops::ScalarGatedLaInputs in;
-  in.log_alpha = draw.put(draw_log_alpha(draw, s), gate_type(dtype));
+  ops::RecurrenceInputs in;
+  if (const std::optional<at::Tensor> gate = draw_gate(draw, r, s)) in.log_alpha = draw.put(*gate, gate_type(dtype));
   in.q = draw.put(draw.normal({s.B, s.T, s.H, s.K}), dtype);
-  in.k = draw.put(draw.normal({s.B, s.T, s.H, s.K}), dtype);
+  const at::Tensor key = draw.normal({s.B, s.T, s.H, s.K});
+  in.k = draw.put(r.delta ? key / key.norm(2, -1, true) : key, dtype);
   in.v = draw.put(draw.normal({s.B, s.T, s.H, s.V}), dtype);
+  if (r.delta) in.beta = draw.put(draw.normal({s.B, s.T, s.H}).sigmoid_(), gate_type(dtype));
   return in;
 }
 
@@ -154,8 +170,8 @@ ops::CyclicFlowInputs with_gradients(const ops::CyclicFlowInputs& in) {
   return out;
 }
 
-ops::ScalarGatedLaInputs with_gradients(const ops::ScalarGatedLaInputs& in) {
-  return {leaf(in.q), leaf(in.k), leaf(in.v), leaf(in.log_alpha), leaf(in.initial_state), in.cu_seqlens};
+ops::RecurrenceInputs with_gradients(const ops::RecurrenceInputs& in) {
+  return {leaf(in.q), leaf(in.k), leaf(in.v), leaf(in.log_alpha), leaf(in.beta), leaf(in.initial_state), in.cu_seqlens};
 }
 
 std::vector<at::Tensor> leaves(const ops::CyclicFlowInputs& in) {
@@ -166,9 +182,11 @@ std::vector<at::Tensor> leaves(const ops::CyclicFlowInputs& in) {
   return all;
 }
 
-std::vector<at::Tensor> leaves(const ops::ScalarGatedLaInputs& in) {
-  std::vector<at::Tensor> all = {in.q, in.k, in.v, in.log_alpha};
-  if (in.initial_state) all.push_back(*in.initial_state);
+std::vector<at::Tensor> leaves(const ops::RecurrenceInputs& in) {
+  std::vector<at::Tensor> all = {in.q, in.k, in.v};
+  for (const std::optional<at::Tensor>& x : {in.log_alpha, in.beta, in.initial_state}) {
+    if (x) all.push_back(*x);
+  }
   return all;
 }
 
@@ -210,14 +228,17 @@ NamedTensors run_steps(const ops::CyclicFlowInputs& in, const ops::CyclicFlowOpt
   return {{"o", o}, {"final_k", state.k}, {"final_v", state.v}, {"final_lambda", state.clock}};
 }
 
-NamedTensors run_scalar_gated_la(const ops::ScalarGatedLaInputs& in, const at::Tensor& grad_o, const ops::ScalarGatedLaOptions& options) {
-  const ops::ScalarGatedLaInputs x = with_gradients(in);
-  const ops::ScalarGatedLaOutput out = ops::scalar_gated_la(x, options);
+NamedTensors run_recurrence(const ops::Recurrence& r, const ops::RecurrenceInputs& in, const at::Tensor& grad_o,
+                            const ops::RecurrenceOptions& options) {
+  const ops::RecurrenceInputs x = with_gradients(in);
+  const ops::RecurrenceOutput out = ops::run_recurrence(r, x, options);
   NamedTensors named;
   add(named, "o", out.o);
   add(named, "final_state", out.final_state);
+  std::vector<const char*> names = {"d_q", "d_k", "d_v"};
+  if (x.log_alpha) names.push_back("d_g");
+  if (x.beta) names.push_back("d_beta");
   const std::vector<at::Tensor> gradients = torch::autograd::grad({out.o}, leaves(x), {grad_o.to(out.o.options())});
-  const std::vector<const char*> names = {"d_q", "d_k", "d_v", "d_g"};
   for (size_t i = 0; i < names.size(); ++i) add(named, names[i], gradients[i]);
   return named;
 }
@@ -244,12 +265,17 @@ Flops cyclic_flow_flops(const OpShape& s) {
   return {units * forward, units * backward};
 }
 
-Flops scalar_gated_la_flops(const OpShape& s) {
+Flops recurrence_flops(const ops::Recurrence& r, const OpShape& s) {
   const double C = kCountedChunk;
   const auto K = static_cast<double>(s.K);
   const auto V = static_cast<double>(s.V);
-  const double forward = 2 * C * K + 2 * C * V + 4 * K * V;                           // P; P V; Q S and the state
-  const double backward = 2 * C * K + 2 * C * V + 4 * C * K + 2 * C * V + 8 * K * V;  // P again; dP; dQ and dK; dV; three state terms, dS
+  double forward = 2 * C * K + 2 * C * V + 4 * K * V;                           // P; P V; Q S and the state
+  double backward = 2 * C * K + 2 * C * V + 4 * C * K + 2 * C * V + 8 * K * V;  // P again; dP; dQ and dK; dV; three state terms, dS
+  if (r.delta) {
+    forward += 2 * C * K + C * C / 3 + 2 * C * V + 2 * K * V;  // K with K; the inverse, its product; K S
+    backward += forward - (2 * C * K + 2 * C * V + 2 * K * V)  // all but O again, P being counted
+                + 4 * C * V + 4 * C * K + 4 * K * V;           // the inverse transposed, dA; its dK twice; K S back
+  }
   const auto units = static_cast<double>(s.B * s.T * s.H);
   return {units * forward, units * backward};
 }

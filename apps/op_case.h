@@ -9,7 +9,7 @@
 
 #include "apps/accuracy.h"
 #include "cyfa/ops/cyclic_flow.h"
-#include "cyfa/ops/scalar_gated_la.h"
+#include "cyfa/ops/recurrence_table.h"
 
 namespace cyfa::app {
 
@@ -26,7 +26,9 @@ at::Device parse_device(const std::string& name);  // "cpu" or "cuda"; throws if
 // them: log_alpha = -A dt with A in (0, 16) per head and dt in (.001, .1), beta and delta around one half; the readout is near
 // the identity. Equal seeds give equal inputs on every device.
 ops::CyclicFlowInputs random_cyclic_flow(const OpShape& shape, at::ScalarType dtype, at::Device device, uint64_t seed = 1);
-ops::ScalarGatedLaInputs random_scalar_gated_la(const OpShape& shape, at::ScalarType dtype, at::Device device, uint64_t seed = 1);
+// The same for any of ops::recurrences(); the delta rules get keys of unit length.
+ops::RecurrenceInputs random_recurrence(const ops::Recurrence& r, const OpShape& shape, at::ScalarType dtype, at::Device device,
+                                        uint64_t seed = 1);
 
 // Token t of the inputs, and the memory that it finds at the start; the readout table is made on every call.
 ops::CyclicFlowStepInputs step_inputs(const ops::CyclicFlowInputs& in, int64_t t);
@@ -36,9 +38,9 @@ at::Tensor random_normal(at::IntArrayRef sizes, at::ScalarType dtype, at::Device
 
 // The inputs as leaves of autograd.
 ops::CyclicFlowInputs with_gradients(const ops::CyclicFlowInputs& in);
-ops::ScalarGatedLaInputs with_gradients(const ops::ScalarGatedLaInputs& in);
+ops::RecurrenceInputs with_gradients(const ops::RecurrenceInputs& in);
 std::vector<at::Tensor> leaves(const ops::CyclicFlowInputs& in);
-std::vector<at::Tensor> leaves(const ops::ScalarGatedLaInputs& in);
+std::vector<at::Tensor> leaves(const ops::RecurrenceInputs& in);
 
 // Gradients coming in; undefined means none. With no gradient at all, only the outputs are computed.
 struct CyclicFlowUpstream {
@@ -56,8 +58,9 @@ std::string gradient_refusal(const ops::CyclicFlowInputs& in, ops::Backend backe
 NamedTensors run_cyclic_flow(const ops::CyclicFlowInputs& in, const CyclicFlowUpstream& upstream, const ops::CyclicFlowOptions& options);
 // o, final_k, final_v, final_lambda, token by token with cyclic_flow_step from the given state or an empty one.
 NamedTensors run_steps(const ops::CyclicFlowInputs& in, const ops::CyclicFlowOptions& options);
-// o, final_state, d_q, d_k, d_v, d_g, from a gradient of o.
-NamedTensors run_scalar_gated_la(const ops::ScalarGatedLaInputs& in, const at::Tensor& grad_o, const ops::ScalarGatedLaOptions& options);
+// o, final_state, d_q, d_k, d_v, d_g, d_beta, from a gradient of o; the last two where there is such an input.
+NamedTensors run_recurrence(const ops::Recurrence& r, const ops::RecurrenceInputs& in, const at::Tensor& grad_o,
+                            const ops::RecurrenceOptions& options);
 
 // Arithmetic of the chunk-wise form at 64 tokens a chunk, whatever the chunk of a run, so that figures can be compared. The terms are
 // those of docs/operator.md, in their order; backward counts P and P' again and keeps the scores.
@@ -66,7 +69,7 @@ struct Flops {
   double backward = 0;
 };
 Flops cyclic_flow_flops(const OpShape& shape);
-Flops scalar_gated_la_flops(const OpShape& shape);
+Flops recurrence_flops(const ops::Recurrence& r, const OpShape& shape);
 
 // State read and written by one step of all B * H heads.
 double step_bytes(const OpShape& shape);

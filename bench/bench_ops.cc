@@ -7,7 +7,7 @@
 
 #include "apps/op_case.h"
 #include "cyfa/ops/cyclic_flow.h"
-#include "cyfa/ops/scalar_gated_la.h"
+#include "cyfa/ops/recurrence_table.h"
 
 namespace {
 
@@ -43,12 +43,14 @@ void cyclic_flow_forward_backward(State& state) {
   count(state, flops.forward + flops.backward);
 }
 
-void scalar_gated_la_forward_backward(State& state) {
+void recurrence_forward_backward(State& state, const char* op) {
+  const cyfa::ops::Recurrence& r = cyfa::ops::recurrence_of(op);
   const OpShape shape = shape_of(state);
-  const auto in = cyfa::app::with_gradients(cyfa::app::random_scalar_gated_la(shape, at::kFloat, at::kCPU));
+  const auto in = cyfa::app::with_gradients(cyfa::app::random_recurrence(r, shape, at::kFloat, at::kCPU));
   const at::Tensor grad = cyfa::app::random_normal(in.v.sizes(), at::kFloat, at::kCPU, 2);
-  for (auto _ : state) benchmark::DoNotOptimize(torch::autograd::grad({cyfa::ops::scalar_gated_la(in).o}, cyfa::app::leaves(in), {grad}));
-  const cyfa::app::Flops flops = cyfa::app::scalar_gated_la_flops(shape);
+  for (auto _ : state)
+    benchmark::DoNotOptimize(torch::autograd::grad({cyfa::ops::run_recurrence(r, in, {}).o}, cyfa::app::leaves(in), {grad}));
+  const cyfa::app::Flops flops = cyfa::app::recurrence_flops(r, shape);
   count(state, flops.forward + flops.backward);
 }
 
@@ -87,7 +89,14 @@ void step_shapes(benchmark::internal::Benchmark* b) {
 BENCHMARK(sgemm)->Arg(256)->UseRealTime()->Unit(benchmark::kMicrosecond);
 BENCHMARK(cyclic_flow_forward)->Apply(op_shapes);
 BENCHMARK(cyclic_flow_forward_backward)->Apply(op_shapes);
-BENCHMARK(scalar_gated_la_forward_backward)->Apply(op_shapes);
+BENCHMARK_CAPTURE(recurrence_forward_backward, la, "la")->Apply(op_shapes);
+BENCHMARK_CAPTURE(recurrence_forward_backward, fixed_scalar_gated_la, "fixed_scalar_gated_la")->Apply(op_shapes);
+BENCHMARK_CAPTURE(recurrence_forward_backward, scalar_gated_la, "scalar_gated_la")->Apply(op_shapes);
+BENCHMARK_CAPTURE(recurrence_forward_backward, row_gated_la, "row_gated_la")->Apply(op_shapes);
+BENCHMARK_CAPTURE(recurrence_forward_backward, column_gated_la, "column_gated_la")->Apply(op_shapes);
+BENCHMARK_CAPTURE(recurrence_forward_backward, delta_rule, "delta_rule")->Apply(op_shapes);
+BENCHMARK_CAPTURE(recurrence_forward_backward, scalar_gated_delta_rule, "scalar_gated_delta_rule")->Apply(op_shapes);
+BENCHMARK_CAPTURE(recurrence_forward_backward, row_gated_delta_rule, "row_gated_delta_rule")->Apply(op_shapes);
 BENCHMARK(cyclic_flow_step)->Apply(step_shapes);
 
 }  // namespace

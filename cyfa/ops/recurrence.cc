@@ -1,7 +1,6 @@
 // The linear attention interfaces of the paper's Table 1: a line of a table each, the checks that they share, and their public calls.
 #include "cyfa/ops/recurrence.h"
 
-#include <array>
 #include <stdexcept>
 
 #include "cyfa/ops/check.h"
@@ -16,40 +15,37 @@
 #include "cyfa/ops/scalar_gated_la.h"
 
 namespace cyfa::ops {
-namespace {
 
 using at::Tensor;
 
-constexpr Recurrence kLa{"la", Gate::kNone, false};
-constexpr Recurrence kFixedScalarGatedLa{"fixed_scalar_gated_la", Gate::kScalar, false};
-constexpr Recurrence kScalarGatedLa{"scalar_gated_la", Gate::kScalar, false};
-constexpr Recurrence kRowGatedLa{"row_gated_la", Gate::kRow, false};
-constexpr Recurrence kColumnGatedLa{"column_gated_la", Gate::kColumn, false};
-constexpr Recurrence kDeltaRule{"delta_rule", Gate::kNone, true};
-constexpr Recurrence kScalarGatedDeltaRule{"scalar_gated_delta_rule", Gate::kScalar, true};
-constexpr Recurrence kRowGatedDeltaRule{"row_gated_delta_rule", Gate::kRow, true};
-constexpr std::array kAll{&kLa,        &kFixedScalarGatedLa,   &kScalarGatedLa,    &kRowGatedLa, &kColumnGatedLa,
-                          &kDeltaRule, &kScalarGatedDeltaRule, &kRowGatedDeltaRule};
-
-// log_gamma [H] as the gate of every token of q [.., H, K]; its gradient is autograd's sum. A q of another rank is refused later on.
-Tensor for_every_token(const Tensor& log_gamma, const Tensor& q, int64_t rank) {
-  if (!q.defined() || q.dim() != rank) return log_gamma;
-  const char* op = kFixedScalarGatedLa.op;
-  check::shape(op, "log_gamma", log_gamma, {{"H", q.size(-2)}});
-  check::floating(op, "log_gamma", log_gamma);
-  check::same_device(op, "log_gamma", log_gamma, "q", q.device());
-  check::log_alpha(op, log_gamma, "log_gamma");
-  // In double, as the gates are used, so that the sum over all tokens that is its gradient loses nothing.
-  return log_gamma.to(at::kDouble).expand(q.sizes().slice(0, static_cast<size_t>(rank) - 1));
+const std::vector<Recurrence>& recurrences() {
+  static const std::vector<Recurrence> all = {{"la", Gate::kNone, false},
+                                              {"fixed_scalar_gated_la", Gate::kScalar, false, /*fixed=*/true},
+                                              {"scalar_gated_la", Gate::kScalar, false},
+                                              {"row_gated_la", Gate::kRow, false},
+                                              {"column_gated_la", Gate::kColumn, false},
+                                              {"delta_rule", Gate::kNone, true},
+                                              {"scalar_gated_delta_rule", Gate::kScalar, true},
+                                              {"row_gated_delta_rule", Gate::kRow, true}};
+  return all;
 }
 
-}  // namespace
-
 const Recurrence& recurrence_of(std::string_view op) {
-  for (const Recurrence* r : kAll) {
-    if (op == r->op) return *r;
+  for (const Recurrence& r : recurrences()) {
+    if (op == r.op) return r;
   }
   throw std::out_of_range("no recurrence is called " + std::string(op));
+}
+
+void spread_fixed_gate(const Recurrence& r, RecurrenceInputs& in, int64_t rank) {
+  if (!r.fixed || !in.q.defined() || in.q.dim() != rank) return;
+  const Tensor log_gamma = in.log_alpha.value_or(Tensor());
+  check::shape(r.op, "log_gamma", log_gamma, {{"H", in.q.size(-2)}});
+  check::floating(r.op, "log_gamma", log_gamma);
+  check::same_device(r.op, "log_gamma", log_gamma, "q", in.q.device());
+  check::log_alpha(r.op, log_gamma, "log_gamma");
+  // In double, as the gates are used, so that the sum over all tokens that is its gradient loses nothing.
+  in.log_alpha = log_gamma.to(at::kDouble).expand(in.q.sizes().slice(0, static_cast<size_t>(rank) - 1));
 }
 
 RecurrenceSizes check_recurrence(const Recurrence& r, const RecurrenceInputs& in) {
@@ -116,70 +112,72 @@ RecurrenceGradients empty_gradients(const RecurrenceInputs& in, const Recurrence
 }
 
 RecurrenceOutput la(const LaInputs& in, const LaOptions& options) {
-  return run_recurrence(kLa, {in.q, in.k, in.v, {}, {}, in.initial_state, in.cu_seqlens}, options);
+  return run_recurrence(recurrence_of("la"), {in.q, in.k, in.v, {}, {}, in.initial_state, in.cu_seqlens}, options);
 }
 
 at::Tensor la_step(const LaStepInputs& in, const Tensor& state, const LaOptions& options) {
-  return step_recurrence(kLa, {in.q, in.k, in.v, {}, {}, {}, {}}, state, options);
+  return step_recurrence(recurrence_of("la"), {in.q, in.k, in.v, {}, {}, {}, {}}, state, options);
 }
 
 RecurrenceOutput fixed_scalar_gated_la(const FixedScalarGatedLaInputs& in, const FixedScalarGatedLaOptions& options) {
-  const Tensor log_alpha = for_every_token(in.log_gamma, in.q, 4);
-  return run_recurrence(kFixedScalarGatedLa, {in.q, in.k, in.v, log_alpha, {}, in.initial_state, in.cu_seqlens}, options);
+  return run_recurrence(recurrence_of("fixed_scalar_gated_la"), {in.q, in.k, in.v, in.log_gamma, {}, in.initial_state, in.cu_seqlens},
+                        options);
 }
 
 at::Tensor fixed_scalar_gated_la_step(const FixedScalarGatedLaStepInputs& in, const Tensor& state,
                                       const FixedScalarGatedLaOptions& options) {
-  return step_recurrence(kFixedScalarGatedLa, {in.q, in.k, in.v, for_every_token(in.log_gamma, in.q, 3), {}, {}, {}}, state, options);
+  return step_recurrence(recurrence_of("fixed_scalar_gated_la"), {in.q, in.k, in.v, in.log_gamma, {}, {}, {}}, state, options);
 }
 
 RecurrenceOutput scalar_gated_la(const ScalarGatedLaInputs& in, const ScalarGatedLaOptions& options) {
-  return run_recurrence(kScalarGatedLa, {in.q, in.k, in.v, in.log_alpha, {}, in.initial_state, in.cu_seqlens}, options);
+  return run_recurrence(recurrence_of("scalar_gated_la"), {in.q, in.k, in.v, in.log_alpha, {}, in.initial_state, in.cu_seqlens}, options);
 }
 
 at::Tensor scalar_gated_la_step(const ScalarGatedLaStepInputs& in, const Tensor& state, const ScalarGatedLaOptions& options) {
-  return step_recurrence(kScalarGatedLa, {in.q, in.k, in.v, in.log_alpha, {}, {}, {}}, state, options);
+  return step_recurrence(recurrence_of("scalar_gated_la"), {in.q, in.k, in.v, in.log_alpha, {}, {}, {}}, state, options);
 }
 
 RecurrenceOutput row_gated_la(const RowGatedLaInputs& in, const RowGatedLaOptions& options) {
-  return run_recurrence(kRowGatedLa, {in.q, in.k, in.v, in.log_alpha, {}, in.initial_state, in.cu_seqlens}, options);
+  return run_recurrence(recurrence_of("row_gated_la"), {in.q, in.k, in.v, in.log_alpha, {}, in.initial_state, in.cu_seqlens}, options);
 }
 
 at::Tensor row_gated_la_step(const RowGatedLaStepInputs& in, const Tensor& state, const RowGatedLaOptions& options) {
-  return step_recurrence(kRowGatedLa, {in.q, in.k, in.v, in.log_alpha, {}, {}, {}}, state, options);
+  return step_recurrence(recurrence_of("row_gated_la"), {in.q, in.k, in.v, in.log_alpha, {}, {}, {}}, state, options);
 }
 
 RecurrenceOutput column_gated_la(const ColumnGatedLaInputs& in, const ColumnGatedLaOptions& options) {
-  return run_recurrence(kColumnGatedLa, {in.q, in.k, in.v, in.log_alpha, {}, in.initial_state, in.cu_seqlens}, options);
+  return run_recurrence(recurrence_of("column_gated_la"), {in.q, in.k, in.v, in.log_alpha, {}, in.initial_state, in.cu_seqlens}, options);
 }
 
 at::Tensor column_gated_la_step(const ColumnGatedLaStepInputs& in, const Tensor& state, const ColumnGatedLaOptions& options) {
-  return step_recurrence(kColumnGatedLa, {in.q, in.k, in.v, in.log_alpha, {}, {}, {}}, state, options);
+  return step_recurrence(recurrence_of("column_gated_la"), {in.q, in.k, in.v, in.log_alpha, {}, {}, {}}, state, options);
 }
 
 RecurrenceOutput delta_rule(const DeltaRuleInputs& in, const DeltaRuleOptions& options) {
-  return run_recurrence(kDeltaRule, {in.q, in.k, in.v, {}, in.beta, in.initial_state, in.cu_seqlens}, options);
+  return run_recurrence(recurrence_of("delta_rule"), {in.q, in.k, in.v, {}, in.beta, in.initial_state, in.cu_seqlens}, options);
 }
 
 at::Tensor delta_rule_step(const DeltaRuleStepInputs& in, const Tensor& state, const DeltaRuleOptions& options) {
-  return step_recurrence(kDeltaRule, {in.q, in.k, in.v, {}, in.beta, {}, {}}, state, options);
+  return step_recurrence(recurrence_of("delta_rule"), {in.q, in.k, in.v, {}, in.beta, {}, {}}, state, options);
 }
 
 RecurrenceOutput scalar_gated_delta_rule(const ScalarGatedDeltaRuleInputs& in, const ScalarGatedDeltaRuleOptions& options) {
-  return run_recurrence(kScalarGatedDeltaRule, {in.q, in.k, in.v, in.log_alpha, in.beta, in.initial_state, in.cu_seqlens}, options);
+  return run_recurrence(recurrence_of("scalar_gated_delta_rule"),
+                        {in.q, in.k, in.v, in.log_alpha, in.beta, in.initial_state, in.cu_seqlens}, options);
 }
 
 at::Tensor scalar_gated_delta_rule_step(const ScalarGatedDeltaRuleStepInputs& in, const Tensor& state,
                                         const ScalarGatedDeltaRuleOptions& options) {
-  return step_recurrence(kScalarGatedDeltaRule, {in.q, in.k, in.v, in.log_alpha, in.beta, {}, {}}, state, options);
+  return step_recurrence(recurrence_of("scalar_gated_delta_rule"), {in.q, in.k, in.v, in.log_alpha, in.beta, {}, {}}, state, options);
 }
 
 RecurrenceOutput row_gated_delta_rule(const RowGatedDeltaRuleInputs& in, const RowGatedDeltaRuleOptions& options) {
-  return run_recurrence(kRowGatedDeltaRule, {in.q, in.k, in.v, in.log_alpha, in.beta, in.initial_state, in.cu_seqlens}, options);
+  return run_recurrence(recurrence_of("row_gated_delta_rule"), {in.q, in.k, in.v, in.log_alpha, in.beta, in.initial_state, in.cu_seqlens},
+                        options);
 }
 
 at::Tensor row_gated_delta_rule_step(const RowGatedDeltaRuleStepInputs& in, const Tensor& state, const RowGatedDeltaRuleOptions& options) {
-  return step_recurrence(kRowGatedDeltaRule, {in.q, in.k, in.v, in.log_alpha, in.beta, {}, {}}, state, options);
+  return step_recurrence(recurrence_of("row_gated_delta_rule"), {in.q, in.k, in.v, in.log_alpha, in.beta, {}, {}}, state, options);
 }
 
 }  // namespace cyfa::ops

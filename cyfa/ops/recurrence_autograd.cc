@@ -177,7 +177,8 @@ void implement_steps(torch::Library& library) {
 
 }  // namespace
 
-RecurrenceOutput run_recurrence(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceOptions& options) {
+RecurrenceOutput run_recurrence(const Recurrence& r, RecurrenceInputs in, const RecurrenceOptions& options) {
+  spread_fixed_gate(r, in, 4);
   const RecurrenceSizes s = check_recurrence(r, in);
   const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(s.K)));
   check::scale(r.op, scale);

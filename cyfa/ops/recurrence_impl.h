@@ -2,29 +2,10 @@
 // names, and the backends' forward and backward.
 #pragma once
 
-#include "cyfa/kernels/recurrence/reference.h"
-#include "cyfa/ops/recurrence.h"
+#include "cyfa/ops/recurrence_table.h"
 #include "cyfa/ops/sequences.h"
 
 namespace cyfa::ops {
-
-using recurrence::Gate;
-
-struct Recurrence {
-  const char* op;
-  Gate gate;
-  bool delta;
-};
-
-// The interface of that name; throws std::out_of_range.
-const Recurrence& recurrence_of(std::string_view op);
-
-struct RecurrenceInputs {
-  at::Tensor q, k, v;
-  std::optional<at::Tensor> log_alpha;  // [B, T, H], [B, T, H, K] or [B, T, H, V] as the gate says; absent for kNone
-  std::optional<at::Tensor> beta;       // [B, T, H] for the delta rules
-  std::optional<at::Tensor> initial_state, cu_seqlens;
-};
 
 struct RecurrenceSizes {
   int64_t B, T, N, H, K, V;
@@ -55,10 +36,8 @@ RecurrenceForward reference_forward(const Recurrence& r, const RecurrenceInputs&
 RecurrenceGradients reference_backward(const Recurrence& r, const RecurrenceInputs& in, double scale, const at::Tensor& grad_o,
                                        const at::Tensor& grad_final);
 
-// Through torch's dispatcher, with autograd (recurrence_autograd.cc).
-RecurrenceOutput run_recurrence(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceOptions& options);
-
-// Inputs without the T dimension; state [B, H, K, V] is updated in place.
-at::Tensor step_recurrence(const Recurrence& r, const RecurrenceInputs& in, const at::Tensor& state, const RecurrenceOptions& options);
+// A fixed gate [H] as the gate of every token of q [.., H, K], in place; autograd sums its gradient. A q of another rank is refused later
+// on.
+void spread_fixed_gate(const Recurrence& r, RecurrenceInputs& in, int64_t rank);
 
 }  // namespace cyfa::ops

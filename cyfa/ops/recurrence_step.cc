@@ -91,8 +91,9 @@ Tensor step_on_aten(const Recurrence& r, const RecurrenceInputs& in, const Tenso
 
 }  // namespace
 
-Tensor step_recurrence(const Recurrence& r, const RecurrenceInputs& in, const Tensor& state, const RecurrenceOptions& options) {
+Tensor step_recurrence(const Recurrence& r, RecurrenceInputs in, const Tensor& state, const RecurrenceOptions& options) {
   const at::NoGradGuard no_grad;
+  spread_fixed_gate(r, in, 3);
   check_step(r, in, state);
   const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(in.q.size(2))));
   check::scale(step_name(r).c_str(), scale);
