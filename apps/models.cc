@@ -54,8 +54,14 @@ int run_kinds(const Options& options) {
   Json rows = Json::array();
   for (const MixerKind& kind : mixer_kinds()) {
     const MixerFacts& f = kind.facts;
-    rows.push_back({{"model_type", kind.model_type}, {"architecture", kind.architecture}, {"about", f.about}, {"recurrence", f.recurrence},
-                    {"state", f.state}, {"cost", f.cost}, {"reference", f.reference}, {"origin", f.origin}});
+    rows.push_back({{"model_type", kind.model_type},
+                    {"architecture", kind.architecture},
+                    {"about", f.about},
+                    {"recurrence", f.recurrence},
+                    {"state", f.state},
+                    {"cost", f.cost},
+                    {"reference", f.reference},
+                    {"origin", f.origin}});
   }
   if (options.json) {
     write_rows("-", rows);
@@ -64,7 +70,8 @@ int run_kinds(const Options& options) {
   std::cout << text("%-24s %-58s %-22s %s\n", "model_type", "about", "state/layer", "checkpoints of");
   for (const Json& row : rows) {
     const auto column = [&](const char* key) { return row[key].get<std::string>(); };
-    std::cout << text("%-24s %-58s %-22s %s\n", column("model_type").c_str(), column("about").c_str(), column("state").c_str(), column("origin").c_str());
+    std::cout << text("%-24s %-58s %-22s %s\n", column("model_type").c_str(), column("about").c_str(), column("state").c_str(),
+                      column("origin").c_str());
   }
   return kDone;
 }
@@ -90,8 +97,8 @@ int run_models(const Options& options) {
     write_rows("-", rows);
     return kDone;
   }
-  std::cout << text("%-18s %-24s %10s %7s %6s %14s %12s %12s\n", "config", "model_type", "parameters", "width", "layers", "state/layer", "state/seq",
-                    "flops/token");
+  std::cout << text("%-18s %-24s %10s %7s %6s %14s %12s %12s\n", "config", "model_type", "parameters", "width", "layers", "state/layer",
+                    "state/seq", "flops/token");
   for (const Json& row : rows) {
     const auto state = row["state_scalars_per_layer"].get<int64_t>();
     std::cout << text("%-18s %-24s %8.1f M %7lld %6lld %14s %9.2f MB %10.2f G\n", row["config"].get<std::string>().c_str(),
@@ -100,7 +107,8 @@ int run_models(const Options& options) {
                       state > 0 ? std::to_string(state).c_str() : "grows", row["state_bytes_per_sequence"].get<double>() * 1e-6,
                       row["forward_flops_per_token"].get<double>() * 1e-9);
   }
-  std::cout << "state/layer counts the numbers of the recurrent memory; state/seq is all that a sequence carries, whatever its length, but for caches that grow with it\n";
+  std::cout << "state/layer counts the numbers of the recurrent memory; state/seq is all that a sequence carries, whatever its length, but "
+               "for caches that grow with it\n";
   return kDone;
 }
 
@@ -109,7 +117,8 @@ int run_models(const Options& options) {
 void add_models(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("models", "List configs: parameters, state, operations a token.");
   auto options = std::make_shared<Options>();
-  command->add_option("paths", options->paths, "Config files, checkpoints, or folders of configs; absent: those that come with the program")->type_name("PATH");
+  command->add_option("paths", options->paths, "Config files, checkpoints, or folders of configs; absent: those that come with the program")
+      ->type_name("PATH");
   command->add_flag("--kinds", options->kinds, "List the kinds of model there are instead: recurrence, state, origin")->excludes("paths");
   command->add_flag("--json", options->json, "Print a JSON array, one row per config or kind");
   command->callback([&action, options] { action = [options] { return run_models(*options); }; });

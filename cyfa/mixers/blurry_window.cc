@@ -26,9 +26,9 @@ struct Profile {
   Profile(int64_t m, int64_t rho) {
     const int64_t cycle = rho * m;
     const at::Tensor u = at::arange(cycle, at::kDouble);
-    at::Tensor phi = at::ones({cycle}, at::kDouble);
-    for (int64_t h = 1; h <= (m - 1) / 2; ++h) phi += 2 * at::cos(u * h % cycle * (2 * std::numbers::pi / static_cast<double>(cycle)));
-    phi /= static_cast<double>(m);
+    // The sum of cosines in closed form; sin(pi u / rho) with u modulo its period, so that whole slots are zeros to the last bits.
+    at::Tensor phi = at::sin(u.remainder(2 * rho) * (std::numbers::pi / static_cast<double>(rho))) /
+                     (static_cast<double>(m) * at::sin(u * (std::numbers::pi / static_cast<double>(cycle))));
     phi[0] = 1.0;
     const at::Tensor gate = at::log1p(-phi);
     at::Tensor growth = gate.clamp_min(0);
@@ -105,6 +105,7 @@ MixerFactory read_blurry_window(ConfigReader& config, const BackboneShape& backb
   c.slots = config.integer("num_slots", c.slots, 2, 1 << 16);
   if (c.slots % 2 != 0) config.fail("num_slots", "an even number of stored slots (m + 1)");
   c.rho = config.integer("rho", c.rho, 1, 1 << 16);
+  if (c.rho * c.slots > 1 << 24) config.fail("rho", "a cycle, rho * num_slots, of at most 16,777,216 tokens");
   c.conv = ShortConvConfig::read(config, true);
   config.bookkeeping({"attn_mode"});
   return [c](const ParameterScope& scope, int64_t) { return std::make_unique<BlurryWindow>(c, scope); };

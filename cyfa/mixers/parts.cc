@@ -1,5 +1,7 @@
 #include "cyfa/mixers/parts.h"
 
+#include <ATen/Parallel.h>
+
 #include <cmath>
 
 namespace cyfa {
@@ -16,7 +18,9 @@ at::Tensor each(const at::Tensor& x, const F& torch, const G& exact) {
   const at::Tensor in = wide.contiguous(), out = at::empty_like(in);
   const float* from = in.const_data_ptr<float>();
   float* to = out.data_ptr<float>();
-  for (int64_t i = 0; i < in.numel(); ++i) to[i] = static_cast<float>(exact(static_cast<double>(from[i])));
+  at::parallel_for(0, in.numel(), 4096, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) to[i] = static_cast<float>(exact(static_cast<double>(from[i])));
+  });
   return out;
 }
 
