@@ -105,6 +105,10 @@ CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const Cy
   CyclicFlowForward out;
   out.o = at::empty({s.B, s.T, s.H, s.V}, in.v.options());
   out.final_state = {at::empty({s.N, s.H, s.K, s.M}, compute), at::empty({s.N, s.H, s.M, s.V}, compute), at::empty({s.N, s.H}, clock)};
+  if (settings.backend == Backend::kSm90) {
+    out.saved = empty_cyclic_flow_sm90_saved(in, s, settings.keep == Keep::kStatesAndScores);
+    return out;
+  }
   const bool kept = settings.backend == Backend::kPortable && settings.keep != Keep::kNothing;
   const int64_t rows = kept ? saved_state_rows(s.packed, s.B, s.T, settings.size) : 0;
   out.saved.k = at::empty({rows, s.H, s.K, s.M}, compute);
@@ -112,6 +116,20 @@ CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const Cy
   out.saved.clock = at::empty({kept ? s.B * s.T : 0, s.H}, clock);
   out.saved.scores = at::empty({kept && settings.keep == Keep::kStatesAndScores ? s.B * s.T : 0, s.H, s.M}, compute);
   return out;
+}
+
+// Upper bounds that follow from shapes alone, as a compiler of graphs wants them: packed sequences end in N unfilled tiles at most.
+CyclicFlowSaved empty_cyclic_flow_sm90_saved(const CyclicFlowInputs& in, const CyclicFlowShape& s, bool kept) {
+  constexpr int64_t kTile = 128;
+  const int64_t tiles = s.packed ? s.B * s.T / kTile + s.N : s.B * ((s.T + kTile - 1) / kTile);
+  const int64_t tokens = s.B * s.T;
+  const auto single = in.q.options().dtype(at::kFloat);
+  CyclicFlowSaved saved;
+  saved.k = at::empty({kept ? tiles * s.H * 2 + 1 : 0, s.M, s.K}, in.q.options());
+  saved.v = at::empty({kept ? s.H * s.M * s.M / 2 + s.H + s.K : 0}, single);
+  saved.clock = at::empty({kept ? 5 : 0, s.H, tokens}, single);
+  saved.scores = at::empty({kept ? tokens : 0, s.H, s.M}, in.q.options().dtype(at::kHalf));
+  return saved;
 }
 
 CyclicFlowGradients empty_cyclic_flow_gradients(const CyclicFlowInputs& in, const CyclicFlowShape&) {
@@ -133,7 +151,10 @@ CyclicFlowGradients empty_cyclic_flow_gradients(const CyclicFlowInputs& in, cons
 #ifndef CYFA_CUDA
 std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs&) { return "this build has no CUDA kernels"; }
 CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs&, const CyclicFlowSettings&) { return {}; }
-CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs&, const CyclicFlowSettings&, const CyclicFlowOutputGradients&) { return {}; }
+CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs&, const CyclicFlowSettings&, const CyclicFlowSaved&,
+                                              const CyclicFlowOutputGradients&) {
+  return {};
+}
 #endif
 
 std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& in) {

@@ -98,8 +98,9 @@ TensorVector backward_kernel(at::TensorList inputs, at::IntArrayRef places, at::
   const TensorVector g = from_optionals(grads);
   const CyclicFlowOutputGradients grad{g[0], {g[1], g[2], g[3]}};
   if (settings.backend == Backend::kReference) return pack(cyclic_flow_reference_backward(in, settings, grad));
-  if (settings.backend == Backend::kSm90) return pack(cyclic_flow_sm90_backward(in, settings, grad));
-  return pack(cyclic_flow_portable_backward(in, settings, {saved[0], saved[1], saved[2], saved[3]}, grad));
+  const CyclicFlowSaved kept{saved[0], saved[1], saved[2], saved[3]};
+  if (settings.backend == Backend::kSm90) return pack(cyclic_flow_sm90_backward(in, settings, kept, grad));
+  return pack(cyclic_flow_portable_backward(in, settings, kept, grad));
 }
 
 TensorVector backward_meta(at::TensorList inputs, at::IntArrayRef places, at::TensorList, const OptionalList&, double, double, at::IntArrayRef, int64_t, c10::string_view) {

@@ -34,7 +34,8 @@ bool needs_gradient(const CyclicFlowInputs& in);
 // Checks everything that can be checked without reading data, cu_seqlens excepted.
 CyclicFlowShape check_cyclic_flow(const CyclicFlowInputs& in);
 
-// What forward hands to backward, besides its inputs; empty where nothing is kept.
+// What forward hands to backward, besides its inputs; empty where nothing is kept. The sm90 backend, which keeps everything or nothing,
+// has its own contents (Sm90Kept): k the states at tile starts, v the tables, clock what belongs to tokens, scores.
 struct CyclicFlowSaved {
   at::Tensor k, v;    // [rows, H, K, M], [rows, H, M, V]: states at segment starts
   at::Tensor clock;   // [B * T, H] fp64, after each token
@@ -74,10 +75,12 @@ CyclicFlowForward cyclic_flow_reference_forward(const CyclicFlowInputs& in, cons
 CyclicFlowGradients cyclic_flow_reference_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings,
                                                    const CyclicFlowOutputGradients& grad);
 
-// Built with CYFA_CUDA; elsewhere it refuses. Forward keeps nothing.
+// Built with CYFA_CUDA; elsewhere it refuses. Backward runs forward again where nothing was saved.
 std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in);
 CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
-CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, const CyclicFlowOutputGradients& grad);
+CyclicFlowSaved empty_cyclic_flow_sm90_saved(const CyclicFlowInputs& in, const CyclicFlowShape& shape, bool kept);
+CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, const CyclicFlowSaved& saved,
+                                              const CyclicFlowOutputGradients& grad);
 
 // Autograd entry: through the dispatcher, so that C++, Python and torch.compile take one path.
 CyclicFlowOutput call_cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);

@@ -1,5 +1,5 @@
-// The sm90 backend of cyclic_flow: torch tensors to the kernels of cyfa/kernels/cyclic_flow/sm90_*.cu, on torch's current stream. Forward
-// keeps nothing for backward, which computes the states again.
+// The sm90 backend of cyclic_flow: torch tensors to the kernels of cyfa/kernels/cyclic_flow/sm90_*.cu, on torch's current stream. What
+// forward finds on its way (Sm90Kept) is saved for backward, or backward runs forward again.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -72,6 +72,10 @@ Tiles tiles_of(const CyclicFlowInputs& in, const CyclicFlowShape& shape) {
 
 at::Tensor plain(const at::Tensor& x, at::ScalarType dtype) { return x.detach().to(dtype).contiguous(); }
 
+cyclic_flow::Sm90Kept kept_in(const CyclicFlowSaved& saved, bool with_scores) {
+  return {saved.clock.data_ptr(), saved.k.data_ptr(), saved.v.data_ptr(), with_scores ? saved.scores.data_ptr() : nullptr};
+}
+
 // The op's inputs as the kernels take them, and the tensors that hold what had to be copied.
 struct KernelInputs {
   CyclicFlowShape shape;
@@ -131,6 +135,21 @@ struct KernelInputs {
   }
 };
 
+// Runs forward into `o`, the final state and `saved`, which is taken as it is but for scores that may be left out.
+void run_forward(const KernelInputs& inputs, const CyclicFlowSaved& saved, bool with_scores, bool normalise_first, const at::Tensor& o,
+                 const CyclicFlowState& final_state) {
+  cyclic_flow::Sm90ForwardParams p = inputs.params;
+  p.o = o.data_ptr();
+  p.final_k = final_state.k.data_ptr<float>();
+  p.final_v = final_state.v.data_ptr<float>();
+  p.final_clock = final_state.clock.data_ptr<double>();
+  p.normalise_first = normalise_first;
+  p.kept = kept_in(saved, with_scores);
+  const at::Tensor workspace = at::empty({cyclic_flow::sm90_forward_workspace(p)}, o.options().dtype(at::kByte));
+  p.workspace = workspace.data_ptr();
+  C10_CUDA_CHECK(cyclic_flow::sm90_forward(p, c10::cuda::getCurrentCUDAStream()));
+}
+
 }  // namespace
 
 std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in) {
@@ -154,18 +173,12 @@ CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs& in, const Cyc
   const c10::cuda::CUDAGuard guard(in.q.device());
   const KernelInputs inputs(in, settings);
   CyclicFlowForward out = empty_cyclic_flow_forward(in, inputs.shape, settings);
-  cyclic_flow::Sm90ForwardParams p = inputs.params;
-  p.o = out.o.data_ptr();
-  p.final_k = out.final_state.k.data_ptr<float>();
-  p.final_v = out.final_state.v.data_ptr<float>();
-  p.final_clock = out.final_state.clock.data_ptr<double>();
-  const at::Tensor workspace = at::empty({cyclic_flow::sm90_forward_workspace(p)}, in.q.options().dtype(at::kByte));
-  p.workspace = workspace.data_ptr();
-  C10_CUDA_CHECK(cyclic_flow::sm90_forward(p, c10::cuda::getCurrentCUDAStream()));
+  const bool kept = settings.keep == Keep::kStatesAndScores;
+  run_forward(inputs, kept ? out.saved : empty_cyclic_flow_sm90_saved(in, inputs.shape, true), kept, false, out.o, out.final_state);
   return out;
 }
 
-CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings,
+CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, const CyclicFlowSaved& saved,
                                               const CyclicFlowOutputGradients& grad) {
   const c10::cuda::CUDAGuard guard(in.q.device());
   const KernelInputs inputs(in, settings);
@@ -186,6 +199,17 @@ CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const 
 
   cyclic_flow::Sm90BackwardParams p;
   p.in = inputs.params;
+  // A gradient of the final state asks for rows that were normalised first, which forward does of itself only where a state was given.
+  p.in.normalise_first = grad_k.defined() || grad_v.defined();
+  CyclicFlowSaved kept = saved;
+  const bool norms = in.q_norm_weight || in.k_norm_weight;
+  if (kept.scores.numel() == 0 || (p.in.normalise_first && norms && !in.initial_state)) {
+    kept = empty_cyclic_flow_sm90_saved(in, s, true);
+    const CyclicFlowState final_state{at::empty({s.N, s.H, s.K, s.M}, single), at::empty({s.N, s.H, s.M, s.V}, single),
+                                      at::empty({s.N, s.H}, single.dtype(at::kDouble))};
+    run_forward(inputs, kept, true, p.in.normalise_first, out.v, final_state);  // o lies where the gradient of v will be
+  }
+  p.in.kept = kept_in(kept, true);
   p.grad_o = grad_o.const_data_ptr();
   if (grad_k.defined()) p.grad_final_k = grad_k.const_data_ptr<float>();
   if (grad_v.defined()) p.grad_final_v = grad_v.const_data_ptr<float>();

@@ -7,14 +7,14 @@ namespace cyfa::cyclic_flow {
 
 // Device memory. Gradients of token arrays are [T, H, ...] without gaps.
 struct Sm90BackwardParams {
-  Sm90ForwardParams in;                 // of forward; o, the final states and the workspace are not looked at
+  Sm90ForwardParams in;                 // of forward, with what it kept; o, the final states and the workspace are not looked at
   const void* grad_o = nullptr;         // [T, H, V] bf16
   const float* grad_final_k = nullptr;  // [N, H, K, M] or null, and so on
   const float* grad_final_v = nullptr;
   const double* grad_final_clock = nullptr;
-  void* d_q = nullptr;           // [T, H, K] bf16; holds the normalised q in between
-  void* d_k = nullptr;           // [T, H, K] bf16; the normalised k
-  void* d_v = nullptr;           // [T, H, V] bf16; the write vectors and the slot weights
+  void* d_q = nullptr;           // [T, H, K] bf16; holds gradients of states in between
+  void* d_k = nullptr;           // [T, H, K] bf16; the slot weights and the scores' gradients
+  void* d_v = nullptr;           // [T, H, V] bf16; gradients of states
   float* d_log_alpha = nullptr;  // [T, H]
   float* d_delta = nullptr;
   float* d_beta = nullptr;

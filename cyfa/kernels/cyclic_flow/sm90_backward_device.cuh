@@ -6,109 +6,119 @@
 #include <cuda_runtime.h>
 
 #include "cyfa/kernels/cyclic_flow/sm90_backward.h"
+#include "cyfa/kernels/cyclic_flow/sm90_parts.cuh"
 #include "cyfa/kernels/hopper/wgmma.cuh"
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
 
 using namespace hopper;
+using cyclic_flow::gate_between;
 
-constexpr int kC = kTileTokens;  // tokens of a tile
-constexpr int kM = 128;          // stored slots
-constexpr int kD = 256;          // widths of keys and values
-constexpr int kThreads = 256;    // two warpgroups
+constexpr int kThreads = 256;  // two warpgroups
 constexpr int kWarps = kThreads / 32;
-constexpr int kWide = kC * kD * 2;    // bytes of a tile of keys, queries or values, and of a state
-constexpr int kNarrow = kC * kM * 2;  // bytes of a tile of write vectors, slot weights or scores, and of a table
-constexpr int kReadoutBlocks = 132;   // blocks of the readout stage; each sums its own gradient of the table
-// A walk of more tiles is cut into segments: at 64 tiles (B8 T8192) cutting in four cost 0.25 ms, at 256 (B2 T32768) in 16 it saved 0.36.
-constexpr int kWalkTiles = 128;
-constexpr int kSegmentTiles = 64;
-constexpr int kWholeParts = 16;                         // warps that hold one state in its walk
-constexpr int kWeightParts = 128;                       // first stage of the sums for the norm weights
-constexpr float kRadians = 1.4629180792671596e-9F;      // 2 pi / 2^32
+constexpr int kWide = kC * kD * 2;                      // bytes of a tile of keys, queries or values, and of a state
+constexpr int kNarrow = kC * kM * 2;                    // bytes of a tile of write vectors, slot weights or scores, and of a table
+constexpr int kReadoutBlocks = 132;                     // blocks of the readout stage; each sums its own gradient of the table
+constexpr int kWholeParts = 8;                          // warps that hold one state in its walk
 constexpr float kTurn = 6.283185307179586F / (kM - 1);  // 2 pi / m
 
 enum Pass { kKeys = 0, kValues = 1 };
 
-// Scalars of tokens are [H, T].
+// Scalars of tokens are [H, T]. rq = scale / rms(q) and rk = 1 / rms(k) stand for the norms (scale and 1 where there are none); their
+// weights, multiplied, are `weight`. So q and k are used as they came:
+//   W~ = rk W      dY~ = rq dY      S_K = stored state * k's weight      dS_K = stored gradient * q's weight
 struct Workspace {
-  uint32_t* turn;         // clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
-  float2* gate;           // sum of log2(alpha) from the tile's start, as high and low part
-  float* rate[2];         // 1 / rms of k and of q
-  float* read[2];         // of a pass: <state's share of its output, its gradient>, for the gates from the tile's start to the token
-  float* later[2];        // pairs (token, earlier token) of the tile, summed over the earlier one
-  float* earlier[2];      // the same, summed over the later one
-  float* written[2];      // <token's write, gradient of the tile's end state>, for the gates after the token
-  float* beta[2];         // <phi, dW>
-  float* turned[3];       // X(W, dW) of both passes; X(Y, dY) - X(U, dU)
-  float* clock;           // turned[2] - turned[0] - turned[1], the gradient of the token's clock
-  float* along;           // <Y, dY>, which is <Q, dQ>
-  float* whole[2];        // <S, dS'>: [tiles, H] of keys, [tiles, H, kWholeParts] of values
-  bf16* writes;           // [T, H, V] W in the first half of each row of d_v
-  bf16* weights;          // [T, H, V] U in the second half
-  bf16* d_scores;         // [T, H, M] dY
-  bf16* states;           // [tiles, H, 2, M, D] S at tile starts; slots by columns. dS_V' at tile ends takes the place of S_V
-  bf16* d_states;         // [tiles, H, M, D] dS_K' at tile ends
-  float4* ends;           // states at the ends of segments, only where a walk is cut (sm90_backward_states.cu)
-  float4* d_tables;       // [readout blocks, M * M / 4] in the order of the threads and their registers
-  float* d_weights;       // [2, tiles, H, warps, K]
-  float* d_weight_parts;  // [2, kWeightParts, K]
+  // Of forward (sm90_parts.cuh).
+  const float2* gate;
+  const uint32_t* turn;
+  const float* rate[2];  // 1 / rms of k and of q
+  const bf16* states;    // S at tile starts: rows [.., D], those of a state from state_row() on
+  const __half* scores;  // [T, H, M] Z / kScoreUnit
+  const __half* table;
+  const float* table_unit;
+  const float* weight;  // [K]
+  float* read[2];       // of a pass: <state's share of its output, its gradient>, for the gates from the tile's start to the token
+  float* later[2];      // pairs (token, earlier token) of the tile, summed over the earlier one
+  float* earlier[2];    // the same, summed over the later one
+  float* written[2];    // <token's write, gradient of the tile's end state>, for the gates after the token
+  float* beta[2];       // <phi, dW>
+  float* turned[3];     // X(W, dW) of both passes; X(Y, dY) - X(U, dU)
+  float* crossing[2];   // the part of X(W, dW) that comes from the gradient of the tile's end state
+  float* along;         // <Y, dY>, which is <Q, dQ>
+  float2* whole;        // [tiles, H, 2, kWholeParts] parts of <S, dS'> and of X(S, dS') / (2 pi / m)
+  bf16* d_scores;       // [T, H, D] dY~ in the first half of each row of d_k
+  bf16* weights;        // [T, H, D] U in the second half
+  bf16* spare;          // [N, H, 2, M, D] dS' at the end of a sequence's last tile, where that is not full
+  float* carried;       // dS' at the ends of segments, only where a walk is cut
+  float4* d_tables;     // [readout blocks, M * M / 4] in the order of the threads and their registers
+  float* d_weights;     // [weight_rows, K] sums of q dq without weights; with normalise_first [2, weight_rows, K] of k and of q
+  bf16* rows[2];        // [T, H, D] normalised k and q, only with normalise_first
   int64_t bytes;
 };
-
-// Tiles of the longest sequence, or more where that is not known.
-inline int longest_walk(const Sm90BackwardParams& p) { return p.in.longest > 0 ? p.in.longest : p.in.tiles; }
 
 inline int readout_blocks_of_head(const Sm90BackwardParams& p) {
   const int most = kReadoutBlocks / p.in.H > 0 ? kReadoutBlocks / p.in.H : 1;
   return p.in.tiles < most ? p.in.tiles : most;
 }
 
+// Partial sums for the gradients of the norms' weights: one of each warp of the key pass's blocks.
+inline int64_t weight_rows(const Sm90BackwardParams& p) { return static_cast<int64_t>(readout_blocks_of_head(p)) * p.in.H * kWarps; }
+
+// Whether some tile has fewer than kC tokens.
+inline bool has_short_tiles(const Sm90BackwardParams& p) { return static_cast<int64_t>(p.in.tiles) * kC != p.in.T; }
+
 inline Workspace workspace_of(const Sm90BackwardParams& p) {
   char* base = static_cast<char*>(p.workspace);
   int64_t at = 0;
   const auto take = [&](auto*& part, int64_t count) {
     part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(base + at);
-    at += (count * static_cast<int64_t>(sizeof(*part)) + 1023) / 1024 * 1024;
+    at += align_up(count * static_cast<int64_t>(sizeof(*part)));
   };
   const int64_t tokens = p.in.T * p.in.H;
   const int64_t tiles = static_cast<int64_t>(p.in.tiles) * p.in.H;
+  const cyclic_flow::Workspace forward = cyclic_flow::workspace_of(p.in);
   Workspace w;
-  take(w.turn, tokens);
-  take(w.gate, tokens);
+  w.gate = forward.gate;
+  w.turn = forward.turn;
+  w.rate[0] = forward.rate[0];
+  w.rate[1] = forward.rate[1];
+  w.states = forward.states;
+  w.scores = forward.scores;
+  w.table = forward.table;
+  w.table_unit = forward.table_unit;
+  w.weight = forward.weight;
   for (int i = 0; i < 2; ++i) {
-    take(w.rate[i], tokens);
     take(w.read[i], tokens);
     take(w.later[i], tokens);
     take(w.earlier[i], tokens);
     take(w.written[i], tokens);
     take(w.beta[i], tokens);
+    take(w.crossing[i], tokens);
   }
   for (int i = 0; i < 3; ++i) take(w.turned[i], tokens);
   take(w.along, tokens);
-  take(w.clock, tokens);
-  take(w.whole[kKeys], tiles);
-  take(w.whole[kValues], tiles * kWholeParts);
-  take(w.d_scores, tokens * kM);
-  take(w.states, tiles * 2 * kM * kD);
-  take(w.d_states, tiles * kM * kD);
-  const int64_t places = longest_walk(p) > kWalkTiles ? p.in.tiles / kSegmentTiles + p.in.N : 0;
-  take(w.ends, places * p.in.H * 2 * kM * kD / 4);
+  take(w.whole, tiles * 2 * kWholeParts);
+  take(w.spare, has_short_tiles(p) ? static_cast<int64_t>(p.in.N) * p.in.H * 2 * kM * kD : 0);
+  take(w.carried, has_segments(p.in) ? static_cast<int64_t>(segment_places(p.in)) * p.in.H * 2 * kM * kD : 0);
   take(w.d_tables, static_cast<int64_t>(readout_blocks_of_head(p)) * p.in.H * kM * kM / 4);
-  take(w.d_weights, 2 * tiles * kWarps * kD);
-  take(w.d_weight_parts, 2 * kWeightParts * kD);
-  w.writes = static_cast<bf16*>(p.d_v);
-  w.weights = w.writes + kM;
+  take(w.d_weights, (normalises_first(p.in) ? 2 : 1) * weight_rows(p) * kD);
+  for (bf16*& rows : w.rows) take(rows, normalises_first(p.in) ? tokens * kD : 0);
+  w.d_scores = static_cast<bf16*>(p.d_k);
+  w.weights = w.d_scores + kM;
   w.bytes = at;
   return w;
 }
 
-inline __host__ __device__ int64_t tile_state(const Sm90BackwardParams& p, int tile, int h, int pass) {
-  return ((static_cast<int64_t>(tile) * p.in.H + h) * 2 + pass) * kM * kD;
-}
-
-inline __host__ __device__ bf16* d_state(const Sm90BackwardParams& p, const Workspace& w, int tile, int h, int pass) {
-  return pass == kKeys ? w.d_states + (static_cast<int64_t>(tile) * p.in.H + h) * kM * kD : w.states + tile_state(p, tile, h, kValues);
+// dS' at the end of a tile, slots by columns: where the tile's own gradient of q (keys) or v (values) will be, which has its size, or in
+// `spare`. `stride` is the distance of slots.
+struct StatePlace {
+  bf16* at;
+  int64_t stride;
+};
+inline __device__ StatePlace d_state_at(const Sm90BackwardParams& p, const Workspace& w, const Tile& tile, int h, int pass) {
+  const int64_t H = p.in.H;
+  if (tile.tokens < kC) return {w.spare + ((tile.sequence * H + h) * 2 + pass) * kM * kD, kD};
+  return {static_cast<bf16*>(pass == kKeys ? p.d_q : p.d_v) + (tile.token * H + h) * kD, H * kD};
 }
 
 // Operands of products in tiles of 128 rows, at a constant distance in bytes from a place in shared memory that is given as its address /
@@ -124,9 +134,10 @@ __device__ __forceinline__ uint64_t rows_of(uint32_t place, int distance, int ro
 }
 
 // Stages, in order; each launches on the stream and returns cudaGetLastError().
-cudaError_t backward_states(const Sm90BackwardParams& p, bool reverse, cudaStream_t stream);
 cudaError_t backward_readout(const Sm90BackwardParams& p, cudaStream_t stream);
+cudaError_t backward_states(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_passes(const Sm90BackwardParams& p, cudaStream_t stream);
+cudaError_t backward_norms(const Sm90BackwardParams& p, cudaStream_t stream);
 
 // `kRows` rows of `kPieces` 16-byte pieces from memory to a tile by `kBy` threads; rows from `real` on become zero. A thread keeps to one
 // piece and, since it goes down by multiples of 8 rows, to one place in the swizzle.
@@ -155,16 +166,9 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const bf16* from, int64
 }
 
 // 2^x, one instruction; 0 at minus infinity.
-__device__ __forceinline__ float power_of_2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+__device__ __forceinline__ float power_of_2(float x) { return exp2_fast(x); }
 
-__device__ __forceinline__ float gate_between(float2 later, float2 earlier) {
-  return power_of_2((later.x - earlier.x) + (later.y - earlier.y));
-}
-// The same where `in_order`, else 0, without a branch.
+// gate_between where `in_order`, else 0, without a branch.
 __device__ __forceinline__ float gate_between(float2 later, float2 earlier, bool in_order) {
   const float x = (later.x - earlier.x) + (later.y - earlier.y);
   return power_of_2(in_order ? x : -INFINITY);
@@ -192,8 +196,6 @@ __device__ __forceinline__ T anew(T x) {
   asm volatile("" : "+r"(x));
   return x;
 }
-
-__device__ __forceinline__ float2 unpack(uint32_t x) { return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(x)); }
 
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xFFFFFFFF, x, 1);

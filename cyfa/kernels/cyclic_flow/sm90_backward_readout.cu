@@ -1,130 +1,220 @@
-// The readout stage of cyclic_flow's backward on Hopper (docs/operator.md, "Chunks"): stages 1 to 3 of forward again, then
+// The readout stage of cyclic_flow's backward on Hopper (docs/operator.md, "Chunks"): the slot weights again from the scores, then
 //   dU = D * (dO V^T) W + a (dO S_V^T)      dX = rot(dU)      dL = p * (dX A^T - rowsum(p * dX A^T))
 //   dY = unrot(dL A)                        dA += dL^T Z + p^T dX
-// One tile of one head at a time, with no dependence between tiles. A block takes every so many tiles of one head and sums its own dA in
-// memory. Overwrites weights (U), d_scores, d_tables, read[kValues], along and turned[2] of the workspace.
-// 224 KB of shared memory in phases: three wide regions hold (q, k, key state), then (dO, v, value state), then (tables; Z, dX; p, dL);
-// the write vectors have a narrow one.
+// One tile of one head at a time, with no dependence between tiles. A block stays with its head, takes every so-manieth tile and sums its
+// own dA in memory. Its first warpgroup feeds, the other two own 64 tokens of the tile each and 64 rows of dA. Overwrites weights (U),
+// d_scores, d_tables, read[kValues], along and turned[2] of the workspace.
+//
+// Shared memory, 227 KB, in panels of [128 rows, 64 columns]:
+//   pairs 0, 3   two panels each: the scores Z of this tile, and those of the next; which is which alternates
+//   pairs 1, 2   together with the pair of the next scores a ring of six panels: dO, v, value state for each quarter of the columns. When
+//                both warpgroups are done with them, dX and dL
+//   probs        p
+//   table, writes, tokens   as in forward's outputs
+// All products of the readout are in half precision: p, the table and Z as in forward; gradients are divided by a power of two, found for
+// each row of pairs and for each tile of dX and dL, so that gradients of any size keep their bits.
+#include <cstddef>
+
 #include "cyfa/kernels/cyclic_flow/sm90_backward_device.cuh"
+#include "cyfa/kernels/cyclic_flow/sm90_tokens.cuh"
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
 namespace {
 
-struct ReadoutShared {
-  float2 gate[kC];
-  uint32_t turn[kC];
-  uint32_t row[kThreads];  // each thread's first row
+constexpr int kReadoutThreads = 384;
+constexpr int kConsumerWarps = 8;
+constexpr int kPanels = kD / kPanelColumns;
+constexpr int kPlaces = 6;           // of the ring
+constexpr int kItems = 3 * kPanels;  // dO, v, value state
+static_assert(kItems == 2 * kPlaces, "a barrier's parity is known from the item");
+constexpr int kPairBytes = 2 * kPanelBytes;
+
+struct ReadoutParams {
+  Sm90BackwardParams p;
+  Workspace w;
+  cyclic_flow::Workspace forward;
+  CUtensorMap scores, grad_o, v, states, table;
 };
 
-// Distances of the regions: the first is for q, dO and the tables.
-constexpr int kK = kWide, kS = 2 * kWide, kW = 3 * kWide;
-constexpr int kReadoutBytes = 3 * kWide + kNarrow + static_cast<int>(sizeof(ReadoutShared));
+struct Shared {
+  char pairs[4][kPairBytes];
+  char probs[kPairBytes];
+  char table[kPairBytes];
+  char writes[kPairBytes];
+  Tokens tokens;
+  float query_rate[2][kC];    // of this tile and the next
+  float top[kConsumerWarps];  // largest of |dX| of a warp's rows
+  uint64_t full[kPlaces], empty[kPlaces];
+  float unit;  // of the table
+  uint64_t scores_full, tile_done, tokens_full, tokens_empty, table_full;
+};
+static_assert(sizeof(Shared) <= 227 * 1024);
+constexpr int kProbs = offsetof(Shared, probs);
+constexpr int kTable = offsetof(Shared, table);
+constexpr int kWrites = offsetof(Shared, writes);
+constexpr int kDX = kPairBytes;
+constexpr int kDL = 2 * kPairBytes;
 
-// Decay and causal mask of the scores between 64 tokens and the 64 tokens from kTokens on, packed as the next product's a. `row` is the
-// first token row.
-template <int kTokens>
-__device__ __forceinline__ void decay_and_pack(const float (&d)[32], int row, const float2* gate, uint32_t (&a)[8][4]) {
-  const float2 gate0 = gate[row];
-  const float2 gate8 = gate[row + 8];
+// Distance of the scores in the block's tiles of this parity, and of an item of the ring, from the start of shared memory.
+__device__ __forceinline__ int scores_place(int parity) { return parity * 3 * kPairBytes; }
+__device__ __forceinline__ int place_of(int item, int parity) {
+  const int place = item % kPlaces;
+  return place < 4 ? kPairBytes + place * kPanelBytes : scores_place(1 - parity) + (place - 4) * kPanelBytes;
+}
+
+// All copies of the block's tiles, in the order in which they are used.
+__device__ __forceinline__ void feed_copies(const ReadoutParams& params, Shared& s, const Share& share) {
+  const Sm90ForwardParams& p = params.p.in;
+  const int h = share.h;
+  const uint32_t base = shared_address(&s);
+  const auto load_scores = [&](int t, int parity) {
+    barrier_expect(&s.scores_full, kPairBytes);
+    for (int panel = 0; panel < 2; ++panel) {
+      copy_box(base + scores_place(parity) + panel * kPanelBytes, &params.scores, h * kM + panel * kPanelColumns,
+               static_cast<int>(p.tile[t].token), &s.scores_full);
+    }
+  };
+  barrier_expect(&s.table_full, kPairBytes);
+  for (int panel = 0; panel < 2; ++panel) {
+    copy_box(base + kTable + panel * kPanelBytes, &params.table, panel * kPanelColumns, h * kM, &s.table_full);
+  }
+  load_scores(share.last, 0);
+  int parity = 0;
+  for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) {
+    const int token = static_cast<int>(p.tile[t].token);
+    const int state = state_row(p, t, h, kValues);
+    barrier_wait(&s.tile_done, 1 - parity);
+    for (int item = 0; item < kItems; ++item) {
+      const int panel = item / 3;
+      const int kind = item % 3;
+      const int place = item % kPlaces;
+      if (item >= kPlaces) barrier_wait(&s.empty[place], 0);
+      barrier_expect(&s.full[place], kPanelBytes);
+      copy_box(base + place_of(item, parity),
+               kind == 0   ? &params.grad_o
+               : kind == 1 ? &params.v
+                           : &params.states,
+               (kind == 2 ? 0 : h * kD) + panel * kPanelColumns, kind == 2 ? state : token, &s.full[place]);
+    }
+    if (t >= share.step) {
+      barrier_wait(&s.empty[4], 1);
+      barrier_wait(&s.empty[5], 1);
+      load_scores(t - share.step, 1 - parity);
+    }
+  }
+}
+
+// 2^-k for x of the size of 2^k: a factor that costs no bits.
+__device__ __forceinline__ float unit_of(float x) {
+  const uint32_t exponent = min(max(__float_as_uint(x) >> 23, 64U), 190U);
+  return __uint_as_float((254U - exponent) << 23);
+}
+__device__ __forceinline__ float inverse_of_unit(float unit) { return __uint_as_float((254U << 23) - __float_as_uint(unit)); }
+
+// Decay and causal mask of a 64 x 128 block of products between tokens, in place; rows strip .. strip + 15 are the warp's. Left of the
+// strip the decay is taken apart as in forward (sm90_forward_outputs.cu).
+__device__ __forceinline__ void decay(float (&d)[64], int strip, const Tokens& s) {
   const int q = threadIdx.x % 4;
+  const int row = strip + threadIdx.x % 32 / 4;
+  const float2 gate0 = s.gate(row);
+  const float2 gate8 = s.gate(row + 8);
+  const float2 origin = s.gate(strip);
+  const float row0 = gate_between(gate0, origin);
+  const float row8 = gate_between(gate8, origin);
+  float own[8];  // the strip's own block; which it is the compiler cannot know
+#pragma unroll
+  for (int b = 0; b < 8; ++b) {
+    if (kBlock * b == strip) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) own[i] = d[8 * b + i];
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int t = strip + 8 * n + 2 * q;
+    const float2 from0 = s.gate(t);
+    const float2 from1 = s.gate(t + 1);
+    float* x = own + 4 * n;
+    x[0] = t <= row ? x[0] * gate_between(gate0, from0) : 0.0F;
+    x[1] = t + 1 <= row ? x[1] * gate_between(gate0, from1) : 0.0F;
+    x[2] = t <= row + 8 ? x[2] * gate_between(gate8, from0) : 0.0F;
+    x[3] = t + 1 <= row + 8 ? x[3] * gate_between(gate8, from1) : 0.0F;
+  }
+#pragma unroll
+  for (int b = 0; b < 8; ++b) {
+    asm volatile("" ::: "memory");  // else all the loads come first, and registers run out
+    if (kBlock * b < strip) {
+      const float between = gate_between(origin, s.gate(kBlock * b + kBlock - 1));
+      const float e0 = row0 * between;
+      const float e8 = row8 * between;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float2 c = *reinterpret_cast<const float2*>(&s.fade[kBlock * b + 8 * n + 2 * q]);
+        float* x = d + 8 * b + 4 * n;
+        x[0] *= e0 * c.x;
+        x[1] *= e0 * c.y;
+        x[2] *= e8 * c.x;
+        x[3] *= e8 * c.y;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) d[8 * b + i] = kBlock * b == strip ? own[i] : 0.0F;
+    }
+  }
+}
+
+// The rotations of a row's pairs 4 i + q for i = 0 .. 15: two chains of products from three sines.
+struct Rotations {
+  float2 low, high, step;
+
+  __device__ __forceinline__ explicit Rotations(uint32_t turn)
+      : low(rotation(turn, threadIdx.x % 4)), high(rotation(turn, 32 + threadIdx.x % 4)), step(rotation(turn, 4)) {}
+  __device__ __forceinline__ void next() {
+    low = make_float2(low.x * step.x - low.y * step.y, low.x * step.y + low.y * step.x);
+    high = make_float2(high.x * step.x - high.y * step.y, high.x * step.y + high.y * step.x);
+  }
+};
+
+// In place: the pairs of a 64 x 128 accumulator turned by +clock or -clock of their rows.
+template <int kSign>
+__device__ __forceinline__ void rotate(float (&d)[64], uint32_t turn0, uint32_t turn8) {
+  Rotations z0(anew(turn0));  // anew, or they are kept from one rotation to the next
+  Rotations z8(anew(turn8));
+  const auto turn = [](float& x, float& y, float2 z) {
+    const float s = kSign * z.y;
+    const float old = x;
+    x = old * z.x - y * s;
+    y = old * s + y * z.x;
+  };
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    if (i % 4 == 0) asm volatile("" ::: "memory");  // else all the loads come first, and registers run out
-    const int t = kTokens + 8 * i + 2 * q;
-    const float2 e0 = gate[t];
-    const float2 e1 = gate[t + 1];
-    const float x00 = d[4 * i] * gate_between(gate0, e0, t <= row);
-    const float x01 = d[4 * i + 1] * gate_between(gate0, e1, t + 1 <= row);
-    const float x80 = d[4 * i + 2] * gate_between(gate8, e0, t <= row + 8);
-    const float x81 = d[4 * i + 3] * gate_between(gate8, e1, t + 1 <= row + 8);
-    a[kTokens / 16 + i / 2][i % 2 * 2] = pack_here(x00, x01);
-    a[kTokens / 16 + i / 2][i % 2 * 2 + 1] = pack_here(x80, x81);
+    turn(d[4 * i], d[4 * i + 1], z0.low);
+    turn(d[4 * i + 2], d[4 * i + 3], z8.low);
+    turn(d[4 * i + 32], d[4 * i + 33], z0.high);
+    turn(d[4 * i + 34], d[4 * i + 35], z8.high);
+    z0.next();
+    z8.next();
   }
 }
 
-// out = D * (x y^T) W + a (x s^T) for this warpgroup's 64 rows; from_state is the second term. x, y, s and W lie in the four regions.
-// after_y and after_x are called when this warpgroup is done with y, and with x and s.
-template <typename AfterY, typename AfterX>
-__device__ __forceinline__ void gated_read(uint32_t place, int group, int row, const float2* gate, float (&out)[64],
-                                           uint32_t (&from_state)[8][4], const AfterY& after_y, const AfterX& after_x) {
-  const uint32_t place_of_rows = place + group * (64 * kRowBytes >> 4);
-  uint32_t a[8][4];
-  const auto half = [&](auto tokens) {
-    constexpr int kTokens = decltype(tokens)::value;
-    float pairs[32];
-    wgmma_fence();
-#pragma unroll
-    for (int kk = 0; kk < kD / 16; ++kk) {
-      wgmma<0>(pairs, columns_of(place_of_rows, 0, 16 * kk), columns_of(place, kK + kTokens * kRowBytes, 16 * kk), kk > 0);
-    }
-    wgmma_commit();
-    wgmma_wait<0>();
-    decay_and_pack<kTokens>(pairs, row, gate, a);
-  };
-  half(std::integral_constant<int, 0>());
-  if (group == 1) {
-    half(std::integral_constant<int, 64>());
-  } else {  // all of these tokens come later
-#pragma unroll
-    for (int kk = 4; kk < 8; ++kk) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) a[kk][c] = 0;
-    }
-  }
-  wgmma_fence();
-#pragma unroll
-  for (int kk = 0; kk < kD / 16; ++kk) wgmma<0>(out, columns_of(place_of_rows, 0, 16 * kk), columns_of(place, kS, 16 * kk), kk > 0);
-  wgmma_commit();
-  after_y();
-  wgmma_wait<0>();
-  after_x();
-  scale_rows(out, power_of_2(gate[row].x), power_of_2(gate[row + 8].x));
-  pack_rows(out, from_state);
-  wgmma_fence();
-#pragma unroll
-  for (int kk = 0; kk < kC / 16; ++kk) wgmma<1>(out, a[kk], rows_of(place, kW, 16 * kk), 1);
-  wgmma_commit();
-  wgmma_wait<0>();
-}
-
-// The complex pairs of a 64 x 128 accumulator turned by sign * clock of their rows.
-__device__ __forceinline__ void rotate(const float (&d)[64], uint32_t turn0, uint32_t turn8, float sign, float (&out)[64]) {
-  const int q = threadIdx.x % 4;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    float s0, c0, s8, c8;
-    phase(turn0, 4 * i + q, s0, c0);
-    phase(turn8, 4 * i + q, s8, c8);
-    s0 *= sign;
-    s8 *= sign;
-    out[4 * i] = d[4 * i] * c0 - d[4 * i + 1] * s0;
-    out[4 * i + 1] = d[4 * i] * s0 + d[4 * i + 1] * c0;
-    out[4 * i + 2] = d[4 * i + 2] * c8 - d[4 * i + 3] * s8;
-    out[4 * i + 3] = d[4 * i + 2] * s8 + d[4 * i + 3] * c8;
-  }
-}
-
-// X(x, d) of both rows, without the factor 2 pi / m, and <x, d>, with x from a tile; this thread's share.
+// X(x, d) of both rows, without the factor 2 pi / m, and <x, d>, with x packed; this thread's share.
 struct Products {
   float slope0 = 0.0F, slope8 = 0.0F, dot0 = 0.0F, dot8 = 0.0F;
 
-  __device__ __forceinline__ Products(uint32_t tile, int row, const float (&d)[64]) {
-    const int q = threadIdx.x % 4;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const float2 x0 = unpack(load_shared(tile + piece_offset(kC, row, i) + 4 * q));
-      const float2 x8 = unpack(load_shared(tile + piece_offset(kC, row + 8, i) + 4 * q));
-      const float j = static_cast<float>(4 * i + q);
-      slope0 = fmaf(j, x0.x * d[4 * i + 1] - x0.y * d[4 * i], slope0);
-      slope8 = fmaf(j, x8.x * d[4 * i + 3] - x8.y * d[4 * i + 2], slope8);
-      dot0 = fmaf(x0.x, d[4 * i], fmaf(x0.y, d[4 * i + 1], dot0));
-      dot8 = fmaf(x8.x, d[4 * i + 2], fmaf(x8.y, d[4 * i + 3], dot8));
-    }
+  template <typename Unpack>
+  __device__ __forceinline__ void add(int i, uint32_t x_row0, uint32_t x_row8, const float (&d)[64], const Unpack& unpacked) {
+    const float2 x0 = unpacked(x_row0);
+    const float2 x8 = unpacked(x_row8);
+    const float j = static_cast<float>(4 * i + static_cast<int>(threadIdx.x % 4));
+    slope0 = fmaf(j, x0.x * d[4 * i + 1] - x0.y * d[4 * i], slope0);
+    slope8 = fmaf(j, x8.x * d[4 * i + 3] - x8.y * d[4 * i + 2], slope8);
+    dot0 = fmaf(x0.x, d[4 * i], fmaf(x0.y, d[4 * i + 1], dot0));
+    dot8 = fmaf(x8.x, d[4 * i + 2], fmaf(x8.y, d[4 * i + 3], dot8));
   }
 };
 
-// In place: softmax of the rows' 127 logits.
-__device__ __forceinline__ void softmax_rows(float (&d)[64]) {
+// In place: softmax of `unit` times the rows' 127 logits.
+__device__ __forceinline__ void softmax_rows(float (&d)[64], float unit) {
   if (threadIdx.x % 4 == 3) d[61] = d[63] = -INFINITY;  // slot m does not exist
   float top0 = -INFINITY;
   float top8 = -INFINITY;
@@ -138,262 +228,399 @@ __device__ __forceinline__ void softmax_rows(float (&d)[64]) {
     top0 = fmaxf(top0, __shfl_xor_sync(0xFFFFFFFF, top0, x));
     top8 = fmaxf(top8, __shfl_xor_sync(0xFFFFFFFF, top8, x));
   }
+  const float rate = unit * 1.4426950408889634F;
   float sum0 = 0.0F;
   float sum8 = 0.0F;
-  constexpr float kLog2e = 1.4426950408889634F;
-  top0 *= kLog2e;
-  top8 *= kLog2e;
+  top0 *= -rate;
+  top8 *= -rate;
 #pragma unroll
   for (int i = 0; i < 64; i += 4) {
-    d[i] = power_of_2(fmaf(d[i], kLog2e, -top0));
-    d[i + 1] = power_of_2(fmaf(d[i + 1], kLog2e, -top0));
-    d[i + 2] = power_of_2(fmaf(d[i + 2], kLog2e, -top8));
-    d[i + 3] = power_of_2(fmaf(d[i + 3], kLog2e, -top8));
+    d[i] = power_of_2(fmaf(d[i], rate, top0));
+    d[i + 1] = power_of_2(fmaf(d[i + 1], rate, top0));
+    d[i + 2] = power_of_2(fmaf(d[i + 2], rate, top8));
+    d[i + 3] = power_of_2(fmaf(d[i + 3], rate, top8));
     sum0 += d[i] + d[i + 1];
     sum8 += d[i + 2] + d[i + 3];
   }
-  scale_rows(d, 1.0F / quad_sum(sum0), 1.0F / quad_sum(sum8));
+  scale_rows(d, __fdividef(1.0F, quad_sum(sum0)), __fdividef(1.0F, quad_sum(sum8)));
 }
 
-// d = a table, or a table^T: a [64, 128] in registers, or rows of a tile; the table as high and low part.
-__device__ __forceinline__ void times_table(float (&d)[64], const uint32_t (&a)[8][4], uint32_t place) {
-  wgmma_fence();
+// A 64 x 128 accumulator, its rows times a factor each, in half precision as a product's a.
+__device__ __forceinline__ void pack_halves(const float (&d)[64], float factor0, float factor8, uint32_t (&a)[8][4]) {
 #pragma unroll
-  for (int part = 0; part < 2; ++part) {
-#pragma unroll
-    for (int kk = 0; kk < kM / 16; ++kk) wgmma<1>(d, a[kk], rows_of(place, part * kNarrow, 16 * kk), part + kk > 0);
+  for (int i = 0; i < 16; ++i) {
+    a[i / 2][i % 2 * 2] = pack_half(d[4 * i] * factor0, d[4 * i + 1] * factor0);
+    a[i / 2][i % 2 * 2 + 1] = pack_half(d[4 * i + 2] * factor8, d[4 * i + 3] * factor8);
   }
-  wgmma_commit();
-  wgmma_wait<0>();
 }
 
-template <int kRows>
-__device__ __forceinline__ void times_table_transposed(float (&d)[64], uint32_t place_of_rows, uint32_t place) {
-#pragma unroll
-  for (int part = 0; part < 2; ++part) {
-#pragma unroll
-    for (int kk = 0; kk < kM / 16; ++kk) {
-      wgmma<0>(d, columns_of(place_of_rows, kRows, 16 * kk), columns_of(place, part * kNarrow, 16 * kk), part + kk > 0);
-    }
-  }
-  wgmma_commit();
-}
-
-__global__ void __launch_bounds__(kThreads, 1)
-    cyclic_flow_backward_readout_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
-  extern __shared__ __align__(1024) char raw[];
-  ReadoutShared& s = *reinterpret_cast<ReadoutShared*>(raw + 3 * kWide + kNarrow);
-  const int H = p.in.H;
-  const int h = blockIdx.x % H;
-  const int blocks = gridDim.x / H;
-  const int64_t wide = static_cast<int64_t>(H) * kD;  // distance of tokens
-  const int64_t narrow = static_cast<int64_t>(H) * kM;
-  const bf16* table = static_cast<const bf16*>(p.in.table) + static_cast<int64_t>(h) * 2 * kM * kM;
-  const int group = threadIdx.x / 128;
+// Where this lane's row of 8 x 8 blocks lies in a pair of panels, for load_blocks and store_blocks.
+__device__ __forceinline__ uint32_t block_place(uint32_t pair, int strip, int kk) {
   const int lane = threadIdx.x % 32;
-  s.row[threadIdx.x] = 64 * group + 16 * (threadIdx.x / 32 % 4) + lane / 4;
-
-  const auto load_queries = [&](const Tile& tile, uint32_t at_q) {
-    load_tile<kC, kD / 8, kThreads>(at_q, static_cast<const bf16*>(p.d_q) + tile.token * wide + h * kD, wide, tile.tokens);
-    load_tile<kC, kM / 8, kThreads>(at_q + kW, w.writes + tile.token * wide + h * kD, wide, tile.tokens);
-    copy_async_commit();
-  };
-  if (static_cast<int>(blockIdx.x) / H < p.in.tiles) load_queries(p.in.tile[blockIdx.x / H], shared_address(raw));
-  for (int tile_index = blockIdx.x / H; tile_index < p.in.tiles; tile_index += blocks) {
-    const Tile tile = p.in.tile[tile_index];
-    const Tile next = p.in.tile[min(tile_index + blocks, p.in.tiles - 1)];
-    // Anew in each tile, or the addresses of every product are kept in registers from tile to tile.
-    const uint32_t at_row = shared_address(&s.row[threadIdx.x]);
-    const int row = static_cast<int>(load_shared(at_row));  // and row + 8
-    const uint32_t at_q = anew(shared_address(raw));
-    const uint32_t at_k = at_q + kK;
-    const uint32_t at_s = at_q + kS;
-    const uint32_t at_z = at_k;  // and dX, p, dL: narrow tiles
-    const uint32_t at_d_x = at_k + kNarrow;
-    const uint32_t at_probs = at_s;
-    const uint32_t at_d_logits = at_s + kNarrow;
-    const uint32_t place = at_q >> 4;  // of operands of products, beside a constant distance
-    const uint32_t place_of_rows = place + group * (64 * kRowBytes >> 4);
-    const uint32_t place_of_columns = place + group * (kC * kRowBytes >> 4);
-    load_tile<kC, kD / 8, kThreads>(at_k, static_cast<const bf16*>(p.d_k) + tile.token * wide + h * kD, wide, tile.tokens);
-    load_tile<kM, kD / 8, kThreads>(at_s, w.states + tile_state(p, tile_index, h, kKeys), kD, kM);
-    copy_async_commit();
-    load_gates(s.gate, w, p, tile, h);
-    if (threadIdx.x < kC)
-      s.turn[threadIdx.x] = static_cast<int>(threadIdx.x) < tile.tokens ? w.turn[h * p.in.T + tile.token + threadIdx.x] : 0;
-    copy_async_wait<0>();
-    fence_async_proxy();
-    __syncthreads();
-
-    // Regions take their next content as soon as both warpgroups are done with them.
-    const auto load_values = [&] {
-      __syncthreads();
-      load_tile<kC, kD / 8, kThreads>(at_k, static_cast<const bf16*>(p.in.v) + tile.token * p.in.v_stride + h * kD, p.in.v_stride,
-                                      tile.tokens);
-    };
-    const auto load_gradients = [&] {
-      __syncthreads();
-      load_tile<kC, kD / 8, kThreads>(at_q, static_cast<const bf16*>(p.grad_o) + tile.token * wide + h * kD, wide, tile.tokens);
-      load_tile<kM, kD / 8, kThreads>(at_s, w.states + tile_state(p, tile_index, h, kValues), kD, kM);
-      copy_async_commit();
-    };
-    const auto load_tables = [&] {
-      __syncthreads();
+  const int row = strip + lane % 16;
+  return pair + kk / 4 * kPanelBytes + row * kRowBytes + (((2 * (kk % 4) + lane / 16) ^ (row & 7)) << 4);
+}
+__device__ __forceinline__ void put_blocks(uint32_t pair, int strip, const uint32_t (&a)[8][4]) {
+  pair = anew(pair);
 #pragma unroll
-      for (int part = 0; part < 2; ++part) load_tile<kM, kM / 8, kThreads>(at_q + part * kNarrow, table + part * kM * kM, kM, kM);
-      copy_async_commit();
-    };
-    uint32_t from_state[8][4] = {};
-    uint32_t kept[8][4] = {};  // Z until a region is free
-    const bool has_rows = group == 0 || tile.tokens > 64;
-    if (has_rows) {
-      float scores[64];
-      gated_read(place, group, row, s.gate, scores, from_state, load_values, load_gradients);
-      float turned_scores[64];
-      rotate(scores, anew(s.turn[row]), anew(s.turn[row + 8]), 1.0F, turned_scores);
-      pack_rows(turned_scores, kept);
-    } else {
-      load_values();
-      load_gradients();
-    }
-    copy_async_wait<0>();
-    fence_async_proxy();
-    __syncthreads();
-    uint32_t turned[8][4] = {};  // dX
-    if (has_rows) {
-      float d_weights[64];
-      // The row anew, or the masks' predicates are kept.
-      gated_read(
-          place, group, static_cast<int>(load_shared(at_row)), s.gate, d_weights, from_state, [] {}, load_tables);
-      float turned_d_weights[64];
-      rotate(d_weights, anew(s.turn[row]), anew(s.turn[row + 8]), 1.0F, turned_d_weights);
-      pack_rows(turned_d_weights, turned);
-    } else {
-      load_tables();
-    }
-    put_rows(at_z, anew(row), kept);
-    put_rows(at_d_x, anew(row), turned);
-    copy_async_wait<0>();
-    fence_async_proxy();
-    __syncthreads();
+  for (int kk = 0; kk < 8; ++kk) store_blocks(block_place(pair, strip, kk), a[kk][0], a[kk][1], a[kk][2], a[kk][3]);
+}
 
-    uint32_t packed_logits[8][4];
-    float2 clock;
-    {
-      uint32_t packed_probs[8][4];
-      {
-        float prob[64];
-        float d_prob[64];
-        wgmma_fence();
-        times_table_transposed<kK>(prob, place_of_rows, place);
-        times_table_transposed<kK + kNarrow>(d_prob, place_of_rows, place);
-        wgmma_wait<1>();
-        softmax_rows(prob);
-        wgmma_wait<0>();
-        float mean0 = 0.0F;
-        float mean8 = 0.0F;
+// As unpack, by other instructions: the compiler would else keep the one's results for the other.
+__device__ __forceinline__ float2 unpack_apart(uint32_t x) {
+  return make_float2(__uint_as_float(__byte_perm(x, 0, 0x1044)), __uint_as_float(__byte_perm(x, 0, 0x3244)));
+}
+
+// Packed rows to half rows of d_k.
+__device__ __forceinline__ void store_packed(const uint32_t (&a)[8][4], bf16* to, int stride, int rows) {
+  const int lane = threadIdx.x % 32;
+  to += lane / 4 * stride + 8 * (lane % 4);
 #pragma unroll
-        for (int i = 0; i < 64; i += 4) {
-          mean0 = fmaf(prob[i], d_prob[i], fmaf(prob[i + 1], d_prob[i + 1], mean0));
-          mean8 = fmaf(prob[i + 2], d_prob[i + 2], fmaf(prob[i + 3], d_prob[i + 3], mean8));
-        }
-        mean0 = quad_sum(mean0);
-        mean8 = quad_sum(mean8);
+  for (int i = 0; i < 8; i += 2) {
+    const uint4 x = gather_quad(a[i][0], a[i][2], a[i + 1][0], a[i + 1][2]);
+    const uint4 y = gather_quad(a[i][1], a[i][3], a[i + 1][1], a[i + 1][3]);
+    if (lane / 4 < rows) *reinterpret_cast<uint4*>(to + 16 * i) = x;
+    if (lane / 4 + 8 < rows) *reinterpret_cast<uint4*>(to + 8 * stride + 16 * i) = y;
+  }
+}
+
+// One half of a tile: the 64 tokens of which the warp's are strip .. strip + 15.
+__device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, const Workspace& w, Shared& s, int strip, int h, int parity,
+                                                bool first) {
+  const int lane = threadIdx.x % 32;
+  const volatile float& unit = s.unit;  // read where it is needed: registers are short
+  const int group = strip / 64;
+  const int row = strip + lane / 4;  // and row + 8
+  // Anew in every part, else the operands' descriptors are kept from part to part, and registers run out.
+  uint32_t at = anew(shared_address(&s));
+  uint32_t base = at >> 4;
+  const int stride = p.in.H * kD;
+
+  // The slot weights again: p from the scores, U = unrot(p A).
+  uint32_t weights[8][4];  // U
+  uint32_t turn0, turn8;
+  barrier_wait(&s.scores_full, parity);
+  {
+    uint32_t a[8][4];
+    float logits[64];
+    float mixed[64];
 #pragma unroll
-        for (int i = 0; i < 64; i += 4) {
-          d_prob[i] = prob[i] * (d_prob[i] - mean0);
-          d_prob[i + 1] = prob[i + 1] * (d_prob[i + 1] - mean0);
-          d_prob[i + 2] = prob[i + 2] * (d_prob[i + 2] - mean8);
-          d_prob[i + 3] = prob[i + 3] * (d_prob[i + 3] - mean8);
-        }
-        pack_rows(prob, packed_probs);
-        pack_rows(d_prob, packed_logits);
+    for (int kk = 0; kk < 8; ++kk) load_blocks(a[kk], block_place(at + scores_place(parity), strip, kk));
+    settle(a);
+    wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < kM / 16; ++kk) wgmma_half<0>(logits, a[kk], along_columns_128(base, kTable, 16 * kk), kk > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    softmax_rows(logits, kScoreUnit * unit);
+    pack_halves(logits, 1.0F, 1.0F, a);
+    barrier_wait(&s.tile_done, 1 - parity);  // the last tile's probs
+    put_blocks(at + kProbs, strip, a);
+    settle(a);
+    wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < kM / 16; ++kk) wgmma_half<1>(mixed, a[kk], along_rows_128(base, kTable, 16 * kk), kk > 0);
+    wgmma_commit();
+    barrier_wait(&s.tokens_full, parity);
+    turn0 = s.tokens.turn(row);
+    turn8 = s.tokens.turn(row + 8);
+    wgmma_wait<0>();
+    scale_rows(mixed, unit, unit);
+    rotate<-1>(mixed, turn0, turn8);
+    pack_rows(mixed, weights);
+  }
+  const int token = s.tokens.token;
+  const int tokens = s.tokens.tokens;
+  store_packed(weights, w.weights + (static_cast<int64_t>(token + strip) * p.in.H + h) * kD, stride, tokens - strip);
+
+  // dU and dX, a quarter of the columns at a time.
+  at = anew(at);
+  base = at >> 4;
+  float clock0, clock8;
+  float inverse;  // of what dX is multiplied by
+  {
+    float pairs[64] = {};
+    float d_weights[64] = {};
+    // Each quarter's panels are given back when the next quarter's products are under way.
+    const auto release = [&](int panel) {
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        if (lane == 0) barrier_arrive(&s.empty[(3 * panel + i) % kPlaces]);
       }
-      put_rows(at_probs, anew(row), packed_probs);
-      put_rows(at_d_logits, anew(row), packed_logits);
-
-      float mixture[64];
-      times_table(mixture, packed_probs, place);
-      const Products products(at_d_x, anew(row), mixture);
-      clock = make_float2(products.slope0, products.slope8);  // X(dX, p A) = -X(p A, dX) = -X(U, dU)
-      float turned_mixture[64];
-      rotate(mixture, anew(s.turn[row]), anew(s.turn[row + 8]), -1.0F, turned_mixture);
+    };
+#pragma unroll 1
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const int item = 3 * panel;
+      const int turn = item / kPlaces;
+#pragma unroll
+      for (int i = 0; i < 3; ++i) barrier_wait(&s.full[(item + i) % kPlaces], turn);
+      const uint32_t at_o = base + group * (64 * kRowBytes >> 4) + (place_of(item, parity) >> 4);
+      const uint32_t at_v = base + (place_of(item + 1, parity) >> 4);
+      const uint32_t at_s = base + (place_of(item + 2, parity) >> 4);
+      wgmma_fence();
+#pragma unroll
+      for (int kk = 0; kk < 4; ++kk) wgmma<0>(pairs, along_columns_128(at_o, 0, 16 * kk), along_columns_128(at_v, 0, 16 * kk), 1);
+#pragma unroll
+      for (int kk = 0; kk < 4; ++kk) wgmma<0>(d_weights, along_columns_128(at_o, 0, 16 * kk), along_columns_128(at_s, 0, 16 * kk), 1);
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (panel > 0) release(panel - 1);
+    }
+    wgmma_wait<0>();
+    release(kPanels - 1);
+    scale_rows(d_weights, power_of_2(s.tokens.gate(row).x), power_of_2(s.tokens.gate(row + 8).x));
+    {
       float read0 = 0.0F;
       float read8 = 0.0F;
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
-        const float2 x0 = unpack(from_state[i / 2][i % 2 * 2]);
-        const float2 x8 = unpack(from_state[i / 2][i % 2 * 2 + 1]);
-        read0 = fmaf(x0.x, turned_mixture[4 * i], fmaf(x0.y, turned_mixture[4 * i + 1], read0));
-        read8 = fmaf(x8.x, turned_mixture[4 * i + 2], fmaf(x8.y, turned_mixture[4 * i + 3], read8));
+        const float2 x0 = unpack_apart(weights[i / 2][i % 2 * 2]);
+        const float2 x8 = unpack_apart(weights[i / 2][i % 2 * 2 + 1]);
+        read0 = fmaf(x0.x, d_weights[4 * i], fmaf(x0.y, d_weights[4 * i + 1], read0));
+        read8 = fmaf(x8.x, d_weights[4 * i + 2], fmaf(x8.y, d_weights[4 * i + 3], read8));
       }
       read0 = quad_sum(read0);
       read8 = quad_sum(read8);
-      float* read = w.read[kValues] + h * p.in.T + tile.token;
-      if (lane % 4 == 0 && row < tile.tokens) read[row] = read0;
-      if (lane % 4 == 0 && row + 8 < tile.tokens) read[row + 8] = read8;
-      bf16* to = w.weights + (tile.token + row) * wide + h * kD;
-      store_rows(turned_mixture, to, to + 8 * wide, row < tile.tokens, row + 8 < tile.tokens);
+      float* read = w.read[kValues] + h * p.in.T + token;
+      if (lane % 4 == 0 && row < tokens) read[row] = read0;
+      if (lane % 4 == 0 && row + 8 < tokens) read[row + 8] = read8;
     }
-    {
-      float d_scores[64];
-      times_table(d_scores, packed_logits, place);
-      const Products products(at_z, anew(row), d_scores);
-      clock.x = kTurn * quad_sum(clock.x + products.slope0);
-      clock.y = kTurn * quad_sum(clock.y + products.slope8);
-      const float along0 = quad_sum(products.dot0);
-      const float along8 = quad_sum(products.dot8);
-      const int64_t scalars = h * p.in.T + tile.token + row;
-      if (lane % 4 == 0 && row < tile.tokens) {
-        w.turned[2][scalars] = clock.x;
-        w.along[scalars] = along0;
-      }
-      if (lane % 4 == 0 && row + 8 < tile.tokens) {
-        w.turned[2][scalars + 8] = clock.y;
-        w.along[scalars + 8] = along8;
-      }
-      float turned_d_scores[64];
-      rotate(d_scores, anew(s.turn[row]), anew(s.turn[row + 8]), -1.0F, turned_d_scores);
-      bf16* to = w.d_scores + (tile.token + row) * narrow + h * kM;
-      store_rows(turned_d_scores, to, to + 8 * narrow, row < tile.tokens, row + 8 < tile.tokens);
+    settle(weights);  // else they are kept unpacked
+    decay(pairs, strip, s.tokens);
+    float top0 = 0.0F;
+    float top8 = 0.0F;
+#pragma unroll
+    for (int i = 0; i < 64; i += 4) {
+      top0 = fmaxf(top0, fmaxf(fabsf(pairs[i]), fabsf(pairs[i + 1])));
+      top8 = fmaxf(top8, fmaxf(fabsf(pairs[i + 2]), fabsf(pairs[i + 3])));
     }
-    {
-      float sum[64];  // [64 slots, M] of dA
-      float4* d_table = w.d_tables + static_cast<int64_t>(blockIdx.x) * (kM * kM / 4) + anew(threadIdx.x);
-      const bool first = tile_index < blocks;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const float4 x = first ? make_float4(0.0F, 0.0F, 0.0F, 0.0F) : d_table[i * kThreads];
-        sum[4 * i] = x.x;
-        sum[4 * i + 1] = x.y;
-        sum[4 * i + 2] = x.z;
-        sum[4 * i + 3] = x.w;
-      }
-      fence_async_proxy();
-      __syncthreads();
-      if (tile_index + blocks < p.in.tiles) load_queries(next, at_q);
-      wgmma_fence();
-#pragma unroll
-      for (int kk = 0; kk < kC / 16; ++kk) {
-        wgmma<1, 1>(sum, rows_of(place_of_columns, kS + kNarrow, 16 * kk), rows_of(place, kK, 16 * kk), 1);
-        wgmma<1, 1>(sum, rows_of(place_of_columns, kS, 16 * kk), rows_of(place, kK + kNarrow, 16 * kk), 1);
-      }
-      wgmma_commit();
-      wgmma_wait<0>();
-#pragma unroll
-      for (int i = 0; i < 16; ++i) d_table[i * kThreads] = make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+    for (int x = 1; x < 4; x *= 2) {
+      top0 = fmaxf(top0, __shfl_xor_sync(0xFFFFFFFF, top0, x));
+      top8 = fmaxf(top8, __shfl_xor_sync(0xFFFFFFFF, top8, x));
     }
-    __syncthreads();
+    const float unit0 = unit_of(top0);
+    const float unit8 = unit_of(top8);
+    uint32_t a[8][4];
+    pack_halves(pairs, unit0, unit8, a);
+    scale_rows(d_weights, unit0, unit8);
+    settle(d_weights);
+    settle(a);
+    wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < kC / 16; ++kk) wgmma_half<1>(d_weights, a[kk], along_rows_128(base, kWrites, 16 * kk), 1);
+    wgmma_commit();
+    wgmma_wait<0>();
+    if (lane == 0) barrier_arrive(&s.tokens_empty);
+    // Rows past the tile's end hold another sequence's gradients.
+    const float back0 = row < tokens ? inverse_of_unit(unit0) : 0.0F;
+    const float back8 = row + 8 < tokens ? inverse_of_unit(unit8) : 0.0F;
+#pragma unroll
+    for (int i = 0; i < 64; i += 4) {
+      d_weights[i] = row < tokens ? d_weights[i] * back0 : 0.0F;
+      d_weights[i + 1] = row < tokens ? d_weights[i + 1] * back0 : 0.0F;
+      d_weights[i + 2] = row + 8 < tokens ? d_weights[i + 2] * back8 : 0.0F;
+      d_weights[i + 3] = row + 8 < tokens ? d_weights[i + 3] * back8 : 0.0F;
+    }
+    Products products;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      products.add(i, weights[i / 2][i % 2 * 2], weights[i / 2][i % 2 * 2 + 1], d_weights, [](uint32_t x) { return unpack(x); });
+    }
+    clock0 = -products.slope0;
+    clock8 = -products.slope8;
+    rotate<1>(d_weights, turn0, turn8);
+    float top = 0.0F;
+#pragma unroll
+    for (int i = 0; i < 64; i += 2) top = fmaxf(top, fmaxf(fabsf(d_weights[i]), fabsf(d_weights[i + 1])));
+    const uint32_t of_warp = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(top));
+    if (lane == 0) s.top[strip / 16] = __uint_as_float(of_warp);
+    named_barrier(3, 256);
+#pragma unroll
+    for (int i = 0; i < kConsumerWarps; ++i) top = fmaxf(top, s.top[i]);
+    const float factor = 256.0F * unit_of(top);
+    inverse = inverse_of_unit(factor);
+    pack_halves(d_weights, factor, factor, weights);  // dX
+  }
+  // The other warpgroup may still read what dX and dL replace.
+#pragma unroll
+  for (int i = 0; i < 4; ++i) barrier_wait(&s.empty[i], 1);
+  put_blocks(at + kDX, strip, weights);
+
+  // dL, dY.
+  at = anew(at);
+  base = at >> 4;
+  {
+    float d_logits[64];
+    settle(weights);
+    wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < kM / 16; ++kk) wgmma_half<0>(d_logits, weights[kk], along_columns_128(base, kTable, 16 * kk), kk > 0);
+    wgmma_commit();
+    uint32_t a[8][4];  // p, then dL
+#pragma unroll
+    for (int kk = 0; kk < 8; ++kk) load_blocks(a[kk], block_place(at + kProbs, strip, kk));
+    wgmma_wait<0>();
+    float mean0 = 0.0F;
+    float mean8 = 0.0F;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float2 x0 = unpack_half(a[i / 2][i % 2 * 2]);
+      const float2 x8 = unpack_half(a[i / 2][i % 2 * 2 + 1]);
+      mean0 = fmaf(x0.x, d_logits[4 * i], fmaf(x0.y, d_logits[4 * i + 1], mean0));
+      mean8 = fmaf(x8.x, d_logits[4 * i + 2], fmaf(x8.y, d_logits[4 * i + 3], mean8));
+    }
+    mean0 = quad_sum(mean0);
+    mean8 = quad_sum(mean8);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      uint32_t& row0 = a[i / 2][i % 2 * 2];
+      uint32_t& row8 = a[i / 2][i % 2 * 2 + 1];
+      const float2 x0 = unpack_half(row0);
+      const float2 x8 = unpack_half(row8);
+      row0 = pack_half(x0.x * (d_logits[4 * i] - mean0), x0.y * (d_logits[4 * i + 1] - mean0));
+      row8 = pack_half(x8.x * (d_logits[4 * i + 2] - mean8), x8.y * (d_logits[4 * i + 3] - mean8));
+    }
+    put_blocks(at + kDL, strip, a);
+    float d_scores[64];
+    settle(a);
+    wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < kM / 16; ++kk) wgmma_half<1>(d_scores, a[kk], along_rows_128(base, kTable, 16 * kk), kk > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    fence_async_proxy();
+    const float factor = unit * unit * inverse;
+    scale_rows(d_scores, factor, factor);
+    const int64_t scalars = h * p.in.T + token + row;
+    Products products;
+#pragma unroll
+    for (int kk = 0; kk < 8; ++kk) {
+      uint32_t z[4];
+      load_blocks(z, block_place(at + scores_place(parity), strip, kk));
+      products.add(2 * kk, z[0], z[1], d_scores, [](uint32_t x) { return unpack_half(x); });
+      products.add(2 * kk + 1, z[2], z[3], d_scores, [](uint32_t x) { return unpack_half(x); });
+    }
+    clock0 = kTurn * quad_sum(fmaf(kScoreUnit, products.slope0, clock0));
+    clock8 = kTurn * quad_sum(fmaf(kScoreUnit, products.slope8, clock8));
+    const float along0 = kScoreUnit * quad_sum(products.dot0);
+    const float along8 = kScoreUnit * quad_sum(products.dot8);
+    if (lane % 4 == 0 && row < tokens) {
+      w.turned[2][scalars] = clock0;
+      w.along[scalars] = along0;
+    }
+    if (lane % 4 == 0 && row + 8 < tokens) {
+      w.turned[2][scalars + 8] = clock8;
+      w.along[scalars + 8] = along8;
+    }
+    scale_rows(d_scores, p.in.scale * s.query_rate[parity][row], p.in.scale * s.query_rate[parity][row + 8]);
+    rotate<-1>(d_scores, turn0, turn8);
+    pack_rows(d_scores, a);
+    store_packed(a, w.d_scores + (static_cast<int64_t>(token + strip) * p.in.H + h) * kD, stride, tokens - strip);
+  }
+  // dA, 64 of its rows over all tokens; dL^T Z and p^T dX have factors of their own.
+  at = anew(at);
+  base = at >> 4;
+  {
+    uint32_t block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    float4* d_table = w.d_tables + static_cast<int64_t>(block) * (kM * kM / 4) + anew(threadIdx.x) - 128;
+    float sum[64];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float4 x = first ? make_float4(0.0F, 0.0F, 0.0F, 0.0F) : d_table[i * 256];
+      sum[4 * i] = x.x;
+      sum[4 * i + 1] = x.y;
+      sum[4 * i + 2] = x.z;
+      sum[4 * i + 3] = x.w;
+    }
+    named_barrier(3, 256);
+    const uint32_t base_of_slots = base + group * (kPanelBytes >> 4);
+    float of_scores[64];
+    float of_probs[64];
+    wgmma_fence();
+#pragma unroll
+    for (int kk = 0; kk < kC / 16; ++kk) {
+      wgmma_half<1, 1>(of_scores, along_rows_128(base_of_slots, kDL, 16 * kk),
+                       along_rows_128(base + (scores_place(parity) >> 4), 0, 16 * kk), kk > 0);
+    }
+    wgmma_commit();
+#pragma unroll
+    for (int kk = 0; kk < kC / 16; ++kk) {
+      wgmma_half<1, 1>(of_probs, along_rows_128(base_of_slots, kProbs, 16 * kk), along_rows_128(base, kDX, 16 * kk), kk > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    const float factor = inverse * unit * kScoreUnit;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) sum[i] = fmaf(factor, of_scores[i], sum[i]);
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < 64; ++i) sum[i] = fmaf(inverse, of_probs[i], sum[i]);
+    if (lane == 0) barrier_arrive(&s.tile_done);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) d_table[i * 256] = make_float4(sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+  }
+}
+
+__global__ void __launch_bounds__(kReadoutThreads, 1) cyclic_flow_backward_readout_sm90(const __grid_constant__ ReadoutParams params) {
+  extern __shared__ __align__(1024) char raw[];
+  Shared& s = *reinterpret_cast<Shared*>(raw);
+  const Sm90BackwardParams& p = params.p;
+  const Workspace& w = params.w;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kPlaces; ++i) {
+      barrier_init(&s.full[i], 1);
+      barrier_init(&s.empty[i], kConsumerWarps);
+    }
+    barrier_init(&s.scores_full, 1);
+    barrier_init(&s.tile_done, kConsumerWarps);
+    barrier_init(&s.tokens_full, kFeeders);
+    barrier_init(&s.tokens_empty, kConsumerWarps);
+    barrier_init(&s.table_full, 1);
+    fence_barrier_init();
+    s.unit = w.table_unit[blockIdx.x % p.in.H];
+  }
+  __syncthreads();
+
+  if (threadIdx.x < 128) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    const Share share(p.in);
+    if (threadIdx.x == 0) {
+      feed_copies(params, s, share);
+    } else if (threadIdx.x >= 32) {
+      feed_tokens<false>(p.in, params.forward, s, share);
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const Share share(p.in);
+    barrier_wait(&s.table_full, 0);
+    const int strip = static_cast<int>(__shfl_sync(0xFFFFFFFF, 16 * (threadIdx.x / 32 - 4), 0));
+    int parity = 0;
+    for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) {
+      readout_of_half(p, w, s, strip, share.h, parity, t == share.last);
+    }
   }
 }
 
 }  // namespace
 
 cudaError_t backward_readout(const Sm90BackwardParams& p, cudaStream_t stream) {
-  const cudaError_t status =
-      cudaFuncSetAttribute(cyclic_flow_backward_readout_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize, kReadoutBytes);
+  ReadoutParams params = {p, workspace_of(p), cyclic_flow::workspace_of(p.in), {}, {}, {}, {}, {}};
+  const int64_t width = static_cast<int64_t>(p.in.H) * kD;
+  cudaError_t status = make_tensor_map(params.scores, params.w.scores, p.in.T, width / 2, width / 2, kC);
+  if (status == cudaSuccess) status = make_tensor_map(params.grad_o, p.grad_o, p.in.T, width, width, kC);
+  if (status == cudaSuccess) status = make_tensor_map(params.v, p.in.v, p.in.T, width, p.in.v_stride, kC);
+  if (status == cudaSuccess) {
+    status = make_tensor_map(params.states, params.w.states, (static_cast<int64_t>(p.in.tiles) * p.in.H * 2 + 1) * kM, kD, kD, kM);
+  }
+  if (status == cudaSuccess) status = make_tensor_map(params.table, params.w.table, static_cast<int64_t>(p.in.H) * kM, kM, kM, kM);
+  if (status == cudaSuccess) {
+    status = cudaFuncSetAttribute(cyclic_flow_backward_readout_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(sizeof(Shared)));
+  }
   if (status != cudaSuccess) return status;
-  cyclic_flow_backward_readout_sm90<<<readout_blocks_of_head(p) * p.in.H, kThreads, kReadoutBytes, stream>>>(p, workspace_of(p));
+  cyclic_flow_backward_readout_sm90<<<readout_blocks_of_head(p) * p.in.H, kReadoutThreads, sizeof(Shared), stream>>>(params);
   return cudaGetLastError();
 }
 

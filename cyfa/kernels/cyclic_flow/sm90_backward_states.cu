@@ -1,327 +1,326 @@
-// The walks of cyclic_flow's backward on Hopper, over tiles of 128 tokens:
-//   forward   S' = gamma S + (b W)^T [K, V]               stores S, the state at each tile's start
-//   reverse   dS = gamma dS' + (a dY)^T Q, (a U)^T dO      stores dS', the gradient of the state at each tile's end, and <S_V, dS_V'>
-// One block walks 64 slots by 128 columns of one state of one head and sequence. A producing warpgroup copies rows in and applies the decay
-// factors; another holds the state in registers. Overwrites the workspace's states, or its d_states and the gradients of the initial
-// state. 96 KB of shared memory: four stages of 64 tokens, so that two blocks share a multiprocessor.
-// A long walk is cut into segments, so that a few sequences fill the chip: all but the last are walked from zero for their ends alone, then
-// each from its true start, the sum of the ends before it under their decay. The cut depends on the sequence's own length alone.
+// The reverse walk of cyclic_flow's backward on Hopper, over tiles of 128 tokens (docs/operator.md, "Chunks"):
+//   dS_K = gamma dS_K' + (a dY~)^T q      dS_V = gamma dS_V' + (a U)^T dO
+//   local     where a sequence is cut into segments: the walk over each segment but the first, from nothing
+//   combine   the gradients at the segments' starts, from the last on
+//   walk      every segment from its end; stores dS', the gradient of the state at each tile's end, <S, dS'> and X(S, dS')
+// As the walk of forward (sm90_walk.cuh): a block walks keys or values of one head, or both one after the other. Overwrites d_q and d_v (or
+// spare), whole and carried of the workspace and the gradients of the initial states.
+//
+// Shared memory, 211 KB: four stages of 64 rows of q or dO (32 KB) and of dY~ or U (16 KB); a corner of 2 KB a warp.
 #include "cyfa/kernels/cyclic_flow/sm90_backward_device.cuh"
+#include "cyfa/kernels/cyclic_flow/sm90_walk.cuh"
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
 namespace {
 
-constexpr int kHalf = 64;      // tokens a stage
-constexpr int kColumns = 128;  // columns a block
-constexpr int kSlots = 64;     // slots a block
-constexpr int kParts = kM / kSlots * (kD / kColumns);
-constexpr int kStages = 4;
-constexpr int kLeftBytes = kHalf * kSlots * 2;
-constexpr int kRightBytes = kHalf * kColumns * 2;
-constexpr int kWalkThreads = 256;
+// A tile that keeps less of the state than this is taken to keep nothing: fp32 would not show it.
+constexpr float kNothing = 5.9604645e-8F;  // 2^-24
+
+struct WalkParams {
+  Sm90BackwardParams p;
+  Workspace w;
+  CUtensorMap q, grad_o, narrow;
+  int passes;  // 2: a block walks keys and values one after the other; 1: one of them
+};
 
 struct WalkShared {
+  uint64_t loaded[kStages];
   uint64_t full[kStages];
   uint64_t empty[kStages];
   float whole[kStages];  // decay over the tile
+  int walk[7];           // Walk and Halves: each role finds them here, since what is kept from before the roles part is kept in memory
+  alignas(16) float weight[kD];
 };
 
-constexpr int kWalkBytes = kStages * (kLeftBytes + kRightBytes) + static_cast<int>(sizeof(WalkShared));
+constexpr int kStagesBytes = kStages * (kStageBytes + kStageNarrow);
+constexpr int kWalkBytes = kStagesBytes + kHolders / 32 * kCornerBytes + static_cast<int>(sizeof(WalkShared));
+static_assert(kWalkBytes <= 227 * 1024);
 
-// The tokens of one segment of a walk in its order, half a tile at a time. All tiles of a sequence but its last are full.
-template <bool kReverse>
-struct Halves {
-  int first;       // tile of the sequence
-  int total;       // halves of the sequence
-  int segments;    // of the walk
-  int before;      // halves walked in earlier segments
-  int count;       // halves of this segment; 0 where there is no such segment
-  int64_t token0;  // of the sequence
-  int tokens;      // of the sequence; a walk of more than 2^31 has no room in memory
+// What a block walks. Found by each role for itself: what is kept from before the roles part is kept in memory.
+struct WalkShare {
+  int first, h, place;
 
-  __device__ Halves(const Sm90BackwardParams& p, int n, int segment)
-      : first(p.in.first_tile[n]), total(2 * (p.in.first_tile[n + 1] - first)), token0(0), tokens(0) {
-    const int tiles = total / 2;
-    segments = tiles <= kWalkTiles ? 1 : (tiles + kSegmentTiles - 1) / kSegmentTiles;
-    before = 2 * kSegmentTiles * segment;
-    count = segment >= segments ? 0 : segments == 1 ? total : min(2 * kSegmentTiles, total - before);
-    if (tiles == 0) return;
-    const Tile last = p.in.tile[first + tiles - 1];
-    token0 = p.in.tile[first].token;
-    tokens = static_cast<int>(last.token - token0) + last.tokens;
+  // Half of the blocks begin with keys and half with values; all heads of a sequence with the same, since their rows are neighbours.
+  __device__ bool keys(int pass) const { return (first + pass) % 2 == 0; }
+};
+__device__ __forceinline__ WalkShare share_of(const WalkParams& params) {
+  int block;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+  const int pair = params.passes == 2 ? block : block / 2;
+  return {params.passes == 2 ? pair / params.p.in.H : block, pair % params.p.in.H, pair / params.p.in.H};
+}
+
+// The halves of a walk in its order.
+__device__ __forceinline__ int half_at(const Halves& halves, int step) { return halves.count - 1 - step; }
+
+// Asks for the rows of a stage.
+__device__ __forceinline__ void load(const WalkParams& params, const Halves& halves, int h, bool keys, int step, char* wide, char* narrow,
+                                     WalkShared& s) {
+  const int stage = step % kStages;
+  const int token = halves.token(half_at(halves, step));
+  barrier_expect(&s.loaded[stage], kStageBytes + kStageNarrow);
+#pragma unroll
+  for (int panel = 0; panel < kM / kPanelColumns; ++panel) {
+    copy_box(shared_address(narrow + stage * kStageNarrow + panel * kHalf * kRowBytes), &params.narrow,
+             h * kD + (keys ? 0 : kM) + panel * kPanelColumns, token, &s.loaded[stage]);
   }
-  __device__ int half(int step) const { return kReverse ? total - 1 - before - step : before + step; }
-  __device__ int tile_index(int step) const { return first + half(step) / 2; }
-  __device__ int64_t token(int step) const { return token0 + half(step) * kHalf; }
-  __device__ int real(int step) const { return max(0, min(kHalf, tokens - half(step) * kHalf)); }
-  __device__ int64_t last_of_tile(int step) const { return token0 + min(half(step) / 2 * kC + kC, tokens) - 1; }
-};
-
-// In place: two 16-byte pieces of a row of a stage's left operand times a factor.
-__device__ __forceinline__ void scale_pieces(char* tile, int row, int piece0, float factor) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    uint4* at = reinterpret_cast<uint4*>(tile + piece_offset(kHalf, row, piece0 + i));
-    uint4 x = *at;
-    uint32_t* pairs = reinterpret_cast<uint32_t*>(&x);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const float2 f = unpack(pairs[c]);
-      pairs[c] = pack(f.x * factor, f.y * factor);
-    }
-    *at = x;
+  for (int panel = 0; panel < kD / kPanelColumns; ++panel) {
+    copy_box(shared_address(wide + stage * kStageBytes + panel * kHalf * kRowBytes), keys ? &params.q : &params.grad_o,
+             h * kD + panel * kPanelColumns, token, &s.loaded[stage]);
   }
 }
 
-template <bool kReverse>
-__device__ __forceinline__ void produce(const Sm90BackwardParams& p, const Workspace& w, const Halves<kReverse>& halves, int h, int pass,
-                                        int slot0, int column0, char* left, char* right, WalkShared& s) {
-  const bf16* slots = kReverse ? (pass == kKeys ? w.d_scores : w.weights) : w.writes;
-  const int slots_width = kReverse && pass == kKeys ? kM : kD;  // W and U lie in rows of d_v
-  const void* rows = pass == kKeys ? (kReverse ? p.d_q : p.d_k) : (kReverse ? p.grad_o : p.in.v);
-  const int64_t stride = pass == kValues && !kReverse ? p.in.v_stride : static_cast<int64_t>(p.in.H) * kD;
-  const int64_t slots_stride = static_cast<int64_t>(p.in.H) * slots_width;
-  const auto load = [&](int step) {
-    if (step < halves.count) {
-      const int64_t token = halves.token(step);
-      const int real = halves.real(step);
-      const int stage = step % kStages;
-      load_tile<kHalf, kSlots / 8, 128>(shared_address(left + stage * kLeftBytes), slots + token * slots_stride + h * slots_width + slot0,
-                                        slots_stride, real);
-      load_tile<kHalf, kColumns / 8, 128>(shared_address(right + stage * kRightBytes),
-                                          static_cast<const bf16*>(rows) + token * stride + h * kD + column0, stride, real);
-    }
-    copy_async_commit();
-  };
-  const int lane = threadIdx.x % 32;
-  const int row = 16 * (threadIdx.x / 32) + lane % 8;  // and row + 8
-  // Gates are fetched a step before they are used.
+// Fills every second stage: the decay from the tile's start goes on the narrow rows.
+__device__ __forceinline__ void produce(const WalkParams& params, const Halves& halves, int h, bool keys, int before, char* wide,
+                                        char* narrow, WalkShared& s) {
+  const Sm90ForwardParams& p = params.p.in;
+  const float2* gate = params.w.gate + h * p.T;
+  const int thread = threadIdx.x % 128;
+  const int row = thread % kHalf;
+  const int piece0 = 8 * (thread / kHalf);
+  const int own = threadIdx.x / 128;
+  if (thread == 0) {
+    for (int step = own; step < min(halves.count, kStages); step += kProducers) load(params, halves, h, keys, step, wide, narrow, s);
+  }
   struct Gates {
-    float2 row0, row8, end;
+    float of_row, of_end;
   };
-  const float2* gate = w.gate + h * p.in.T;
   const auto fetch = [&](int step) {
-    const float2 zero = make_float2(0.0F, 0.0F);
-    Gates g = {zero, zero, zero};
+    Gates g = {0.0F, 0.0F};
     if (step < halves.count) {
-      g.end = gate[halves.last_of_tile(step)];
-      if (row < halves.real(step)) g.row0 = gate[halves.token(step) + row];
-      if (row + 8 < halves.real(step)) g.row8 = gate[halves.token(step) + row + 8];
+      const int half = half_at(halves, step);
+      g.of_end = gate[halves.last_of_tile(half)].x;
+      if (row < halves.real(half)) g.of_row = gate[halves.token(half) + row].x;
     }
     return g;
   };
-  const auto factor = [](float2 of_row, float2 end) {
-    return kReverse ? gate_between(of_row, make_float2(0.0F, 0.0F)) : gate_between(end, of_row);
-  };
-  for (int step = 0; step < kStages - 1; ++step) load(step);
-  Gates now = fetch(0);
-  for (int step = 0; step < halves.count; ++step) {
+  Gates now = fetch(own);
+  for (int step = own; step < halves.count; step += kProducers) {
     const int stage = step % kStages;
-    const Gates next = fetch(step + 1);
-    if (threadIdx.x == 0) s.whole[stage] = power_of_2(now.end.x);
-    copy_async_wait<kStages - 2>();
-    named_barrier(1, 128);
-    scale_pieces(left + stage * kLeftBytes, row, 2 * (lane / 8), factor(now.row0, now.end));
-    scale_pieces(left + stage * kLeftBytes, row + 8, 2 * (lane / 8), factor(now.row8, now.end));
+    const int real = halves.real(half_at(halves, step));
+    float factor = exp2_fast(now.of_row);
+    const float whole = exp2_fast(now.of_end);
+    asm volatile("" : "+f"(factor)::"memory");  // the next loads come after: a wait for the last ones would be a wait for them too
+    now = fetch(step + kProducers);
+    barrier_wait(&s.loaded[stage], parity_of(step, before));
+    char* rows = narrow + stage * kStageNarrow;
+#pragma unroll 4
+    for (int piece = piece0; piece < piece0 + 8; ++piece) {
+      uint4* at = reinterpret_cast<uint4*>(rows + piece_offset(kHalf, row, piece));
+      uint4 x = *at;
+      uint32_t* pairs = reinterpret_cast<uint32_t*>(&x);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float2 f = unpack(pairs[c]);
+        pairs[c] = row < real ? pack(f.x * factor, f.y * factor) : 0U;
+      }
+      *at = x;
+    }
+    if (real < kHalf) clear_rows(wide + stage * kStageBytes, real);
+    if (thread == 0) s.whole[stage] = whole;
     fence_async_proxy();
     barrier_arrive(&s.full[stage]);
-    if (step >= 1) barrier_wait(&s.empty[(step - 1) % kStages], (step - 1) / kStages & 1);
-    load(step + kStages - 1);
-    now = next;
   }
 }
 
-// Where register i of a thread's state lies in memory, from the thread's first place on: [K, M] for keys, [M, V] for values.
-__device__ constexpr int key_place(int i) { return (8 * (i / 4) + i % 2) * kM + 8 * (i / 2 % 2); }
-__device__ constexpr int value_place(int i) { return 8 * (i / 2 % 2) * kD + 8 * (i / 4) + i % 2; }
-
-// This thread's pieces of two rows of 128 columns of a state in memory, as store_rows has them.
-struct StateRows {
-  uint4 row0[4], row8[4];
-
-  __device__ __forceinline__ void fetch(const bf16* from) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      row0[i] = fetch_blocks(from, 4 * i, true);
-      row8[i] = fetch_blocks(from + 8 * kD, 4 * i, true);
-    }
-  }
-};
-
-__device__ __forceinline__ float dot(const uint4& x, const uint4& y) {
+__device__ __forceinline__ float dot(const uint4& x, const uint4& y, const float* weight) {
   const uint32_t a[4] = {x.x, x.y, x.z, x.w};
   const uint32_t b[4] = {y.x, y.y, y.z, y.w};
   float sum = 0.0F;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) sum = fmaf(unpack(a[i]).x, unpack(b[i]).x, fmaf(unpack(a[i]).y, unpack(b[i]).y, sum));
+  for (int i = 0; i < 4; ++i) {
+    const float2 f = unpack(a[i]);
+    const float2 g = unpack(b[i]);
+    sum = fmaf(f.x * g.x, weight[2 * i], fmaf(f.y * g.y, weight[2 * i + 1], sum));
+  }
   return sum;
 }
 
-// Two rows of a 64 x 128 accumulator to memory as bf16, and their product with what was there, summed over the warp.
-__device__ __forceinline__ float replace_rows(const float (&d)[64], const StateRows& before, bf16* to) {
-  float sum = 0.0F;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float* at = d + 16 * i;
-    const uint4 x = transpose_quad(make_uint4(pack(at[0], at[1]), pack(at[4], at[5]), pack(at[8], at[9]), pack(at[12], at[13])));
-    const uint4 y = transpose_quad(make_uint4(pack(at[2], at[3]), pack(at[6], at[7]), pack(at[10], at[11]), pack(at[14], at[15])));
-    sum += dot(x, before.row0[i]) + dot(y, before.row8[i]);
-    const int column = 8 * (4 * i + static_cast<int>(threadIdx.x % 4));
-    *reinterpret_cast<uint4*>(to + column) = x;
-    *reinterpret_cast<uint4*>(to + 8 * kD + column) = y;
+// Where dS' of a step's tile goes; as from p.in.tile, without a wait for memory.
+__device__ __forceinline__ StatePlace place_of_tile(const Sm90BackwardParams& p, const Workspace& w, const Halves& halves, int step, int n,
+                                                    int h, bool keys) {
+  const int token = halves.token(half_at(halves, step) & ~1);
+  return d_state_at(p, w, {token, min(kC, halves.end - token), n}, h, keys ? kKeys : kValues);
+}
+
+// <S, dS'> and X(S, dS') / (2 pi / m) of the warp's 16 slots, from what its lanes have just stored. Rarely needed.
+__device__ __forceinline__ float2 passing_through(const Sm90BackwardParams& p, const Workspace& w, const WalkShared& s, StatePlace to,
+                                                  int tile_index, int h, bool keys, int warp) {
+  const int lane = threadIdx.x % 32;
+  const bf16* from = w.states + (static_cast<int64_t>(state_row(p.in, tile_index, h, keys ? kKeys : kValues)) + warp * 16) * kD;
+  const bf16* rows = to.at + warp * 16 * to.stride;
+  float2 whole = make_float2(0.0F, 0.0F);
+#pragma unroll 2
+  for (int i = 0; i < 16; ++i) {
+    const int row = 4 * (i % 4) + lane / 8;
+    const int column = i / 4 * kPanelColumns + 8 * (lane % 8);
+    const uint4 x = *reinterpret_cast<const uint4*>(rows + row * to.stride + column);
+    whole.x += dot(x, *reinterpret_cast<const uint4*>(from + row * kD + column), s.weight + column);
+    const float turned = dot(x, *reinterpret_cast<const uint4*>(from + (row ^ 1) * kD + column), s.weight + column);
+    const float j = static_cast<float>((warp * 16 + row) / 2);
+    whole.y = fmaf(row % 2 == 1 ? j : -j, turned, whole.y);
   }
 #pragma unroll
-  for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, bit);
-  return sum;
+  for (int bit = 1; bit < 32; bit *= 2) {
+    whole.x += __shfl_xor_sync(0xFFFFFFFF, whole.x, bit);
+    whole.y += __shfl_xor_sync(0xFFFFFFFF, whole.y, bit);
+  }
+  return whole;
 }
 
-// kEnds: the first walk of a long sequence's segments, each from a zero state; it only keeps their ends.
-template <bool kReverse, bool kEnds>
-__device__ __forceinline__ void walk(const Sm90BackwardParams& p, const Workspace& w) {
-  extern __shared__ __align__(1024) char raw[];
-  char* left = raw;
-  char* right = left + kStages * kLeftBytes;
-  WalkShared& s = *reinterpret_cast<WalkShared*>(right + kStages * kRightBytes);
-  // The parts of a state are neighbours, so that what they share comes from memory once.
-  const int part = static_cast<int>(blockIdx.x) % kParts;
-  const int pass = static_cast<int>(blockIdx.x) / kParts % 2;
-  const int slot0 = part / (kD / kColumns) * kSlots;
-  const int column0 = part % (kD / kColumns) * kColumns;
-  const int h = static_cast<int>(blockIdx.x) / (2 * kParts) % p.in.H;
-  const int n = static_cast<int>(blockIdx.x) / (2 * kParts) / p.in.H;
-  const int segment = static_cast<int>(blockIdx.y);
-  const Halves<kReverse> halves(p, n, segment);
-  if (kEnds ? segment + 1 >= halves.segments : segment >= halves.segments) return;
-  // Ends of segments, [places, H, 2, parts, 16, 128] in the order of the consuming threads.
-  const auto ends = [&](int of_segment) {
-    const int64_t at = halves.first / kSegmentTiles + n + of_segment;
-    return w.ends + (((at * p.in.H + h) * 2 + pass) * kParts + part) * (16 * 128) + threadIdx.x % 128;
-  };
+template <bool kLocal>
+__global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_sm90(const __grid_constant__ WalkParams params) {
+  extern __shared__ __align__(1024) char wide[];
+  const Sm90BackwardParams& p = params.p;
+  const Workspace& w = params.w;
+  char* narrow = wide + kStages * kStageBytes;
+  char* corners = narrow + kStages * kStageNarrow;
+  WalkShared& s = *reinterpret_cast<WalkShared*>(corners + kHolders / 32 * kCornerBytes);
+  {
+    const Walk walk = walk_at(p.in, share_of(params).place);
+    if (walk.segment >= walk.segments || (kLocal && walk.segment == 0)) return;
+    if (threadIdx.x == 0) {
+      const Halves halves(p.in, walk);
+      const int kept[7] = {walk.n, walk.segment, walk.segments, walk.first, halves.count, halves.begin, halves.end};
+      for (int i = 0; i < 7; ++i) s.walk[i] = kept[i];
+    }
+  }
   if (threadIdx.x < kStages) {
+    barrier_init(&s.loaded[threadIdx.x], 1);
     barrier_init(&s.full[threadIdx.x], 128);
-    barrier_init(&s.empty[threadIdx.x], 128);
+    barrier_init(&s.empty[threadIdx.x], kHolders / 32);
+    fence_barrier_init();
   }
   __syncthreads();
 
-  if (threadIdx.x < 128) {
-    produce<kReverse>(p, w, halves, h, pass, slot0, column0, left, right, s);
-  } else {
-    const int lane = threadIdx.x % 32;
-    const int place = (slot0 + 16 * static_cast<int>(threadIdx.x / 32 % 4) + lane / 4) * kD +
-                      column0;  // of this thread's slot, and slot + 8, in a tile's state
-    // This thread's first place in a state in memory; computed again at the end, since registers are short in between.
-    const auto first_place = [&] {
-      const int at = anew(lane);
-      const int column = column0 + 2 * (at % 4);
-      const int at_slot = slot0 + 16 * static_cast<int>(threadIdx.x / 32 % 4) + at / 4;
-      return (static_cast<int64_t>(n) * p.in.H + h) * kM * kD + (pass == kKeys ? column * kM + at_slot : at_slot * kD + column);
-    };
-    float state[64];  // [64 slots, 128 columns]
-    const float* given = kReverse ? (pass == kKeys ? p.grad_final_k : p.grad_final_v) : (pass == kKeys ? p.in.initial_k : p.in.initial_v);
-#pragma unroll
-    for (int i = 0; i < 64; ++i) state[i] = 0.0F;
-    if (!kEnds && given != nullptr) {
-      const int64_t mine = first_place();
-#pragma unroll
-      for (int i = 0; i < 64; ++i) state[i] = given[mine + (pass == kKeys ? key_place(i) : value_place(i))];
-    }
-    // Through the segments that come first.
+  if (threadIdx.x < kProducers * 128) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+    const Halves halves(s.walk);
+    const WalkShare share = share_of(params);
 #pragma unroll 1
-    for (int j = 0; !kEnds && j < segment; ++j) {
-      float decay = 0.0F;
-      for (int i = 0; i < kSegmentTiles; ++i) decay += w.gate[h * p.in.T + halves.last_of_tile(2 * (kSegmentTiles * (j - segment) + i))].x;
-      decay = power_of_2(decay);
-      const float4* end = ends(j);
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const float4 x = end[i * 128];
-        state[4 * i] = fmaf(decay, state[4 * i], x.x);
-        state[4 * i + 1] = fmaf(decay, state[4 * i + 1], x.y);
-        state[4 * i + 2] = fmaf(decay, state[4 * i + 2], x.z);
-        state[4 * i + 3] = fmaf(decay, state[4 * i + 3], x.w);
-      }
+    for (int pass = 0; pass < params.passes; ++pass) {
+      produce(params, halves, share.h, share.keys(pass), pass * halves.count, wide, narrow, s);
+      named_barrier(kProducers + 2, kWalkThreads);
     }
-    StateRows before;  // S_V of the tile to come
-    if (kReverse && !kEnds && pass == kValues && halves.count > 0) {
-      before.fetch(d_state(p, w, halves.tile_index(0), h, pass) + place);
-    }
-    for (int step = 0; step < halves.count; ++step) {
-      const int stage = step % kStages;
-      const bool new_tile = (step & 1) == 0;
-      if (!kEnds && new_tile) {
-        const int tile = halves.tile_index(step);
-        bf16* to = (kReverse ? d_state(p, w, tile, h, pass) : w.states + tile_state(p, tile, h, pass)) + place;
-        if (kReverse && pass == kValues) {  // dS' takes the place of S
-          const float whole = replace_rows(state, before, to);
-          const uint32_t thread = anew(threadIdx.x);
-          const int64_t unit = static_cast<int64_t>(tile) * p.in.H + h;
-          if (thread % 32 == 0) w.whole[kValues][unit * kWholeParts + 4 * (blockIdx.x % kParts) + thread / 32 % 4] = whole;
-          if (step + 2 < halves.count) before.fetch(d_state(p, w, tile - 1, h, pass) + place);
-        } else {
-          store_rows(state, to, to + 8 * kD, true, true);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 192;");
+    const Halves halves(s.walk);
+    const Walk walk = {s.walk[0], s.walk[1], s.walk[2], s.walk[3], halves.count / 2};
+    const WalkShare share = share_of(params);
+    const int H = p.in.H;
+    const int h = share.h;
+    const int place = share.place;
+    const int thread = static_cast<int>(threadIdx.x) - kProducers * 128;
+    const int group = thread / 128;
+    const int warp = thread / 32;
+    const int lane = thread % 32;
+    const auto carried = [&](int of_place, bool keys) {
+      return w.carried + ((static_cast<int64_t>(of_place) * H + h) * 2 + (keys ? kKeys : kValues)) * kM * kD + thread;
+    };
+#pragma unroll 1
+    for (int pass = 0; pass < params.passes; ++pass) {
+      const bool keys = share.keys(pass);
+      const bool last = walk.segment + 1 == walk.segments;
+      const int64_t base = (static_cast<int64_t>(s.walk[0]) * H + h) * kM * kD;
+      const int64_t mine =
+          base + (keys ? holder_column(thread) * kM + holder_slot(thread) : holder_slot(thread) * kD + holder_column(thread));
+      s.weight[thread] = keys ? w.weight[thread] : 1.0F;
+      named_barrier(kProducers + 1, kHolders);
+      float state[2][64];
+      const float* given = !last ? nullptr : keys ? p.grad_final_k : p.grad_final_v;
+      get_state(state, !kLocal && !last ? carried(place + 1, keys) : nullptr, given != nullptr ? given + mine : nullptr, keys);
+
+#pragma unroll 1
+      for (int step = 0; step < halves.count; ++step) {
+        const int stage = step % kStages;
+        const int parity = parity_of(step, pass * halves.count);
+        const bool new_tile = (step & 1) == 0;
+        if (!kLocal && new_tile) {
+          const StatePlace to = place_of_tile(p, w, halves, step, walk.n, h, keys);
+          bf16* rows = to.at + warp * 16 * to.stride;
+          const int stride = static_cast<int>(to.stride);
+          store_state(state, corners + warp * kCornerBytes,
+                      [&](int row, int column, uint4 x) { *reinterpret_cast<uint4*>(rows + row * stride + column) = x; });
         }
-      }
-      barrier_wait(&s.full[stage], step / kStages & 1);
-      if (new_tile) scale_rows(state, s.whole[stage], s.whole[stage]);
-      const uint32_t at_left = shared_address(left + stage * kLeftBytes);
-      const uint32_t at_right = shared_address(right + stage * kRightBytes);
-      wgmma_fence();
+        barrier_wait(&s.full[stage], parity);
+        if (new_tile) {
+          const float kept = s.whole[stage];
+          if (!kLocal) {
+            const int tile_index = walk.first + half_at(halves, step) / 2;
+            float2 whole = make_float2(0.0F, 0.0F);
+            if (kept >= kNothing) {
+              whole = passing_through(p, w, s, place_of_tile(p, w, halves, step, walk.n, h, keys), tile_index, h, keys, warp);
+            }
+            if (lane == 0)
+              w.whole[((static_cast<int64_t>(tile_index) * H + h) * 2 + (keys ? kKeys : kValues)) * kWholeParts + warp] = whole;
+          }
 #pragma unroll
-      for (int kk = 0; kk < kHalf / 16; ++kk) {
-        wgmma<1, 1>(state, along_rows(at_left, kHalf, 16 * kk, 0), along_rows(at_right, kHalf, 16 * kk, 0), 1);
-      }
-      wgmma_commit();
-      wgmma_wait<0>();
-      barrier_arrive(&s.empty[stage]);
-    }
-    if constexpr (kEnds) {
-      float4* to = ends(segment);
+          for (int i = 0; i < 128; ++i) state[i / 64][i % 64] *= kept;
+        }
+        const uint32_t at_x = shared_address(wide + stage * kStageBytes);
+        const uint32_t at_y = shared_address(narrow + stage * kStageNarrow);
+        wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < 16; ++i) to[i * 128] = make_float4(state[4 * i], state[4 * i + 1], state[4 * i + 2], state[4 * i + 3]);
-    } else if (kReverse && halves.before + halves.count == halves.total) {
-      float* to = pass == kKeys ? p.d_initial_k : p.d_initial_v;
-      if (to != nullptr) {
-        const int64_t mine = first_place();
-#pragma unroll
-        for (int i = 0; i < 64; ++i) to[mine + (pass == kKeys ? key_place(i) : value_place(i))] = state[i];
+        for (int kk = 0; kk < kHalf / 16; ++kk) {
+          wgmma<1, 1>(state[0], along_rows(at_y, kHalf, 16 * kk, 64 * group), along_rows(at_x, kHalf, 16 * kk, 0), 1);
+          wgmma<1, 1>(state[1], along_rows(at_y, kHalf, 16 * kk, 64 * group), along_rows(at_x, kHalf, 16 * kk, 128), 1);
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        if (lane == 0) barrier_arrive(&s.empty[stage]);
+        if (thread == 0 && step + kStages < halves.count) {
+          barrier_wait(&s.empty[stage], parity);
+          load(params, halves, h, keys, step + kStages, wide, narrow, s);
+        }
+        __syncwarp();
       }
+      if (kLocal) {
+        carry_state(state, carried(place, keys));
+      } else if (walk.segment == 0 && p.d_initial_v != nullptr) {
+        named_barrier(kProducers + 1, kHolders);
+        s.weight[thread] = keys && p.in.q_norm_weight != nullptr ? p.in.q_norm_weight[thread] : 1.0F;
+        put_state(state, keys, s.weight, reinterpret_cast<float*>(wide),
+                  (keys ? p.d_initial_k : p.d_initial_v) + (static_cast<int64_t>(s.walk[0]) * H + h) * kM * kD);
+      }
+      fence_async_proxy();  // what comes next into the stages comes by copies
+      named_barrier(kProducers + 2, kWalkThreads);
     }
   }
 }
 
-__global__ void __launch_bounds__(kWalkThreads, 2)
-    cyclic_flow_backward_states_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
-  walk<false, false>(p, w);
+__global__ void __launch_bounds__(kCombineThreads)
+    cyclic_flow_backward_combine_sm90(const __grid_constant__ Sm90ForwardParams p, const float2* gate, float* carried) {
+  combine_segments<true>(p, gate, carried);
 }
-__global__ void __launch_bounds__(kWalkThreads, 2)
-    cyclic_flow_backward_state_ends_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
-  walk<false, true>(p, w);
-}
-__global__ void __launch_bounds__(kWalkThreads, 2)
-    cyclic_flow_backward_d_states_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
-  walk<true, false>(p, w);
-}
-__global__ void __launch_bounds__(kWalkThreads, 2)
-    cyclic_flow_backward_d_state_ends_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
-  walk<true, true>(p, w);
+
+template <bool kLocal>
+cudaError_t launch(const WalkParams& params, cudaStream_t stream) {
+  const auto kernel = &cyclic_flow_backward_states_sm90<kLocal>;
+  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWalkBytes);
+  if (status != cudaSuccess) return status;
+  const Sm90ForwardParams& p = params.p.in;
+  kernel<<<segment_places(p) * p.H*(params.passes == 2 ? 1 : 2), kWalkThreads, kWalkBytes, stream>>>(params);
+  return cudaGetLastError();
 }
 
 }  // namespace
 
-cudaError_t backward_states(const Sm90BackwardParams& p, bool reverse, cudaStream_t stream) {
-  const int longest = longest_walk(p);
-  const int segments = longest <= kWalkTiles ? 1 : (longest + kSegmentTiles - 1) / kSegmentTiles;
-  const auto launch = [&](auto* kernel) {
-    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWalkBytes);
+cudaError_t backward_states(const Sm90BackwardParams& p, cudaStream_t stream) {
+  WalkParams params = {p, workspace_of(p), {}, {}, {}, 1};
+  const int64_t width = static_cast<int64_t>(p.in.H) * kD;
+  cudaError_t status = choose_passes(p.in, params.passes);
+  if (status == cudaSuccess) status = make_tensor_map(params.q, p.in.q, p.in.T, width, p.in.q_stride, kHalf);
+  if (status == cudaSuccess) status = make_tensor_map(params.grad_o, p.grad_o, p.in.T, width, width, kHalf);
+  if (status == cudaSuccess) status = make_tensor_map(params.narrow, p.d_k, p.in.T, width, width, kHalf);
+  if (status != cudaSuccess) return status;
+  if (has_segments(p.in)) {
+    status = launch<true>(params, stream);
     if (status != cudaSuccess) return status;
-    kernel<<<dim3(2 * kParts * p.in.N * p.in.H, segments), kWalkThreads, kWalkBytes, stream>>>(p, workspace_of(p));
-    return cudaGetLastError();
-  };
-  if (segments > 1) {
-    const cudaError_t status = launch(reverse ? cyclic_flow_backward_d_state_ends_sm90 : cyclic_flow_backward_state_ends_sm90);
-    if (status != cudaSuccess) return status;
+    cyclic_flow_backward_combine_sm90<<<dim3(p.in.N * p.in.H * 2, kM * kD / 4 / kCombineThreads), kCombineThreads, 0, stream>>>(
+        p.in, params.w.gate, params.w.carried);
   }
-  return launch(reverse ? cyclic_flow_backward_d_states_sm90 : cyclic_flow_backward_states_sm90);
+  return launch<false>(params, stream);
 }
 
 }  // namespace cyfa::cyclic_flow::sm90_backward_stages

@@ -9,6 +9,10 @@
 
 namespace cyfa::cyclic_flow {
 
+Sm90KeptBytes sm90_kept_bytes(int64_t T, int64_t H, int64_t tiles) {
+  return {T * H * 20, (tiles * H * 2 + 1) * kM * kD * 2, H * kM * kM * 2 + (H + kD) * 4, T * H * kM * 2};
+}
+
 int64_t sm90_forward_workspace(const Sm90ForwardParams& p) { return workspace_of(p).bytes; }
 
 const char* sm90_forward_refusal(const Sm90ForwardParams& p) {
@@ -21,9 +25,16 @@ const char* sm90_forward_refusal(const Sm90ForwardParams& p) {
 cudaError_t sm90_forward(const Sm90ForwardParams& p, cudaStream_t stream) {
   if (sm90_forward_refusal(p) != nullptr) return cudaErrorInvalidValue;
   if (p.N == 0) return cudaSuccess;
-  cudaError_t status = sm90_forward_prepare(p, stream);
-  if (status == cudaSuccess) status = sm90_forward_states(p, stream);
-  if (status == cudaSuccess) status = sm90_forward_outputs(p, stream);
+  Sm90ForwardParams r = p;
+  cudaError_t status = cudaSuccess;
+  if (normalises_first(p)) {
+    const Workspace w = workspace_of(p);
+    status = sm90_normalise_rows(p, w.rows[0], w.rows[1], stream);
+    r = with_normalised_rows(p, w.rows[0], w.rows[1]);
+  }
+  if (status == cudaSuccess) status = sm90_forward_prepare(r, stream);
+  if (status == cudaSuccess) status = sm90_forward_states(r, stream);
+  if (status == cudaSuccess) status = sm90_forward_outputs(r, stream);
   return status;
 }
 

@@ -16,6 +16,17 @@ struct Tile {
 
 constexpr int kTileTokens = 128;
 
+// What forward finds on its way and backward needs: device memory of the caller. Sizes in bytes from sm90_kept_bytes.
+struct Sm90Kept {
+  void* tokens = nullptr;  // clocks, sums of gates, rates of k and q
+  void* states = nullptr;  // [tiles, H, 2, M, D] bf16 at tile starts
+  void* tables = nullptr;  // the readout table in half precision, the norms' weights
+  void* scores = nullptr;  // [T, H, M] half precision; null where no backward will follow
+};
+struct Sm90KeptBytes {
+  int64_t tokens, states, tables, scores;
+};
+
 // Device memory. Token arrays are [T, H, ...] with the given distance between tokens, heads one after another.
 struct Sm90ForwardParams {
   int64_t T = 0;
@@ -40,13 +51,19 @@ struct Sm90ForwardParams {
   float* final_k = nullptr;                // [N, H, K, M]
   float* final_v = nullptr;
   double* final_clock = nullptr;
-  void* workspace = nullptr;               // sm90_forward_workspace bytes, kept for backward
+  // Rows are normalised before everything else instead of inside the kernels; needed where a state comes from outside (initial_k), or a
+  // gradient does: these have k's weight already.
+  bool normalise_first = false;
+  Sm90Kept kept;
+  void* workspace = nullptr;               // sm90_forward_workspace bytes
   int32_t longest = 0;                     // tiles of the longest sequence, which saves workspace; 0: not known
 };
 
 // The table of Sm90ForwardParams from a readout [H, m, m].
 cudaError_t sm90_readout_table(const float* readout, int32_t H, int32_t M, void* table, cudaStream_t stream);
 
+// `tiles` may be more than there are.
+Sm90KeptBytes sm90_kept_bytes(int64_t T, int64_t H, int64_t tiles);
 int64_t sm90_forward_workspace(const Sm90ForwardParams& p);
 const char* sm90_forward_refusal(const Sm90ForwardParams& p);
 cudaError_t sm90_forward(const Sm90ForwardParams& p, cudaStream_t stream);

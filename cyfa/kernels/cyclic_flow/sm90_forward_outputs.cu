@@ -1,6 +1,7 @@
 // Stages 1 to 5 of docs/operator.md on Hopper, tile by tile with no dependence between blocks. A block stays with one head and takes every
 // so-manieth tile. Its first warpgroup feeds: one thread asks for copies, three warps make the write vectors and the decay factors. The
-// other two own 64 tokens of the tile each. Overwrites o.
+// other two own 64 tokens of the tile each. Overwrites o and, where backward is
+// to follow, the scores and the rates of q.
 //
 // Shared memory, 227 KB:
 //   ring    10 panels of [128 rows, 64 columns]; a tile takes 20, each place twice: q, k, key state for each quarter of the columns (12
@@ -13,7 +14,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "cyfa/kernels/cyclic_flow/sm90_parts.cuh"
+#include "cyfa/kernels/cyclic_flow/sm90_tokens.cuh"
 #include "cyfa/kernels/hopper/tma.cuh"
 
 namespace cyfa::cyclic_flow {
@@ -22,31 +23,16 @@ namespace {
 using namespace hopper;
 
 constexpr int kThreads = 384;
-constexpr int kFeeders = 96;  // threads that make write vectors
 constexpr int kConsumerWarps = 8;
 constexpr int kPanels = kD / kPanelColumns;
-constexpr int kPanelBytes = kC * kRowBytes;
 constexpr int kPlaces = 10;
 constexpr int kItems = 5 * kPanels;
 static_assert(kItems == 2 * kPlaces, "a barrier's parity is known from the item");
-constexpr int kBlock = 16;           // tokens whose decay factors have one origin
-constexpr float kScoreUnit = 64.0F;  // scores are divided by it before they become half precision, which ends at 65,504
 
 struct OutputsParams {
   Sm90ForwardParams p;
   Workspace w;
   CUtensorMap q, k, v, states, table;
-};
-
-struct Tokens {
-  float gate_high[kC];
-  float fade[kC];  // decay to the end of the token's block of kBlock
-  float rate[kC];  // of keys
-  bf16 gate_low[kC];
-  int token;  // the tile's first
-  int tokens;
-
-  __device__ float2 gate(int row) const { return make_float2(gate_high[row], __bfloat162float(gate_low[row])); }
 };
 
 struct Shared {
@@ -62,20 +48,6 @@ struct Shared {
 static_assert(sizeof(Shared) <= 227 * 1024);
 constexpr int kTable = offsetof(Shared, table);
 constexpr int kWrites = offsetof(Shared, writes);
-
-// The block's head and tiles, from the last to the first: the states stored last are still in the cache. Found by each role for itself:
-// what is kept from before the roles part is kept in memory.
-struct Share {
-  int h, last, step;
-
-  __device__ explicit Share(const Sm90ForwardParams& p) {
-    int block;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    h = block % p.H;
-    last = p.tiles - 1 - block / p.H;
-    step = gridDim.x / p.H;
-  }
-};
 
 __device__ __forceinline__ char* place_of(Shared& s, int item) { return s.ring + item % kPlaces * kPanelBytes; }
 __device__ __forceinline__ void wait_for(Shared& s, int item) { barrier_wait(&s.full[item % kPlaces], item / kPlaces); }
@@ -93,9 +65,8 @@ __device__ __forceinline__ void feed_copies(const OutputsParams& params, Shared&
   }
   for (int t = share.last; t >= 0; t -= share.step) {
     const int token = static_cast<int>(p.tile[t].token);
-    // A sequence's first tile without an initial state reads the zeros behind the states.
-    const bool blank = starts_from_nothing(p) && p.first_tile[p.tile[t].sequence] == t;
-    const int state = (blank ? p.tiles * p.H : t * p.H + h) * 2 * kM;
+    const int key_state = state_row(p, t, h, 0);
+    const int value_state = state_row(p, t, h, 1);
     for (int item = 0; item < kItems; ++item) {
       const bool keys = item < 3 * kPanels;
       const int panel = keys ? item / 3 : item % kPanels;
@@ -105,82 +76,21 @@ __device__ __forceinline__ void feed_copies(const OutputsParams& params, Shared&
       barrier_wait(&s.empty[item % kPlaces], 1 - item / kPlaces);
       barrier_expect(&s.full[item % kPlaces], kPanelBytes);
       copy_box(shared_address(place_of(s, item)), map, (is_state ? 0 : h * kD) + panel * kPanelColumns,
-               is_state ? state + (kind == 3 && !blank ? kM : 0) : token, &s.full[item % kPlaces]);
+               kind == 2   ? key_state
+               : kind == 3 ? value_state
+                           : token,
+               &s.full[item % kPlaces]);
     }
-  }
-}
-
-// Write vectors and factors of every tile. A warp takes pairs of rows; a lane holds what belongs to one pair of tokens, half of them at
-// most.
-__device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Workspace& w, Shared& s, const Share& share) {
-  const int h = share.h;
-  constexpr int kWarps = kFeeders / 32;
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32 - 1;
-  const int row = 2 * (warp + kWarps * lane);
-  int parity = 1;
-  Tile next = p.tile[share.last];
-  for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) {
-    const Tile tile = next;
-    if (t >= share.step) next = p.tile[t - share.step];
-    const int64_t base = h * p.T + tile.token;
-    uint32_t turn[2] = {0, 0};
-    float beta[2] = {0.0F, 0.0F};
-    float rate[2] = {0.0F, 0.0F};
-    float2 gate[2];
-    float fade[2];
-    if (row < kC) {
-      const float2 end = w.gate[base + min(row / kBlock * kBlock + kBlock, tile.tokens) - 1];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        gate[i] = end;
-        if (row + i < tile.tokens) {
-          turn[i] = w.turn[base + row + i];
-          beta[i] = p.beta[(tile.token + row + i) * p.H + h];
-          rate[i] = w.rate[base + row + i];
-          gate[i] = w.gate[base + row + i];
-        } else if (row >= tile.tokens) {
-          gate[i] = w.gate[base + tile.tokens - 1];
-        }
-        fade[i] = row < tile.tokens ? gate_between(end, gate[i]) : 1.0F;
-      }
-    }
-    barrier_wait(&s.tokens_empty, parity);
-    if (row < kC) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        s.tokens.gate_high[row + i] = gate[i].x;
-        s.tokens.gate_low[row + i] = __float2bfloat16(gate[i].y);
-        s.tokens.fade[row + i] = fade[i];
-        s.tokens.rate[row + i] = rate[i];
-      }
-    }
-    if (threadIdx.x == 32) {
-      s.tokens.token = static_cast<int>(tile.token);
-      s.tokens.tokens = tile.tokens;
-    }
-    const int piece = lane % 16;
-#pragma unroll 2
-    for (int i = 0; warp + kWarps * i < kC / 2; ++i) {
-      const uint32_t turn0 = __shfl_sync(0xFFFFFFFF, turn[0], i);
-      const uint32_t turn1 = __shfl_sync(0xFFFFFFFF, turn[1], i);
-      const float beta0 = __shfl_sync(0xFFFFFFFF, beta[0], i);
-      const float beta1 = __shfl_sync(0xFFFFFFFF, beta[1], i);
-      const int to = 2 * (warp + kWarps * i) + lane / 16;
-      *reinterpret_cast<uint4*>(s.writes + piece_offset(kC, to, piece)) =
-          write_piece(lane < 16 ? turn0 : turn1, lane < 16 ? beta0 : beta1, piece);
-    }
-    fence_async_proxy();
-    barrier_arrive(&s.tokens_full);
   }
 }
 
 // Decay, causal mask and factors of the rows for a 64 x 128 block of products between tokens, packed as the next product's a. Rows
-// strip .. strip + 15 are the warp's. With keys, their rates too. Left of the strip the decay from token j to row i is taken apart at the
-// end of j's block and at the strip's first row: three factors, none of more than one.
+// strip .. strip + 15 are the warp's. With keys, their rates too, and in half precision as the write vectors are. Left of the strip the
+// decay from token j to row i is taken apart at the end of j's block and at the strip's first row: three factors, none of more than one.
 template <bool kKeys>
 __device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, float factor0, float factor8, const Tokens& s,
                                                uint32_t (&a)[8][4]) {
+  const auto packed_pair = [](float x, float y) { return kKeys ? pack_half(x, y) : pack(x, y); };
   const int q = threadIdx.x % 4;
   const int row = strip + threadIdx.x % 32 / 4;
   const float2 gate0 = s.gate(row);
@@ -206,8 +116,8 @@ __device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, 
           c = make_float2(c.x * rate.x, c.y * rate.y);
         }
         const float* x = d + 8 * b + 4 * n;
-        a[b][2 * n] = pack(x[0] * (e0 * c.x), x[1] * (e0 * c.y));
-        a[b][2 * n + 1] = pack(x[2] * (e8 * c.x), x[3] * (e8 * c.y));
+        a[b][2 * n] = packed_pair(x[0] * (e0 * c.x), x[1] * (e0 * c.y));
+        a[b][2 * n + 1] = packed_pair(x[2] * (e8 * c.x), x[3] * (e8 * c.y));
       }
     }
     if (kBlock * b == strip) {
@@ -228,8 +138,8 @@ __device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, 
     const float x01 = t + 1 <= row ? x[1] * factor0 * rate.y * gate_between(gate0, from1) : 0.0F;
     const float x80 = t <= row + 8 ? x[2] * factor8 * rate.x * gate_between(gate8, from0) : 0.0F;
     const float x81 = t + 1 <= row + 8 ? x[3] * factor8 * rate.y * gate_between(gate8, from1) : 0.0F;
-    packed[2 * n] = pack(x00, x01);
-    packed[2 * n + 1] = pack(x80, x81);
+    packed[2 * n] = packed_pair(x00, x01);
+    packed[2 * n + 1] = packed_pair(x80, x81);
   }
 #pragma unroll
   for (int b = 0; b < 8; ++b) {
@@ -238,13 +148,6 @@ __device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, 
       for (int i = 0; i < 4; ++i) a[b][i] = packed[i];
     }
   }
-}
-
-// The cosine and sine of frequency j at a clock.
-__device__ __forceinline__ float2 rotation(uint32_t turn, uint32_t j) {
-  float sine, cosine;
-  __sincosf(static_cast<float>(static_cast<int32_t>(turn * j)) * kRadians, &sine, &cosine);
-  return make_float2(cosine, sine);
 }
 
 // U(clock) of the rows of a 64 x 128 accumulator, packed in half precision as the next product's a; the rotations, in half precision, to
@@ -263,7 +166,8 @@ __device__ __forceinline__ void rotate_and_pack(const float (&d)[64], uint32_t t
   }
 }
 
-// U(-clock) of the rows times a factor each, packed as the next product's a; `started` the same with the decay from the tile's start.
+// U(-clock) of the rows times a factor each, in half precision as the next product's a; `started` the same as bf16, with the decay from the
+// tile's start.
 __device__ __forceinline__ void unrotate_and_pack(const float (&d)[64], const uint32_t (&turned)[16][2], float factor0, float factor8,
                                                   float start0, float start8, uint32_t (&a)[8][4], uint32_t (&started)[8][4]) {
 #pragma unroll
@@ -275,8 +179,8 @@ __device__ __forceinline__ void unrotate_and_pack(const float (&d)[64], const ui
     const float* x = d + 4 * i;
     const float2 u0 = make_float2(x[0] * z0.x + x[1] * z0.y, x[1] * z0.x - x[0] * z0.y);
     const float2 u8 = make_float2(x[2] * z8.x + x[3] * z8.y, x[3] * z8.x - x[2] * z8.y);
-    a[i / 2][i % 2 * 2] = pack(u0.x, u0.y);
-    a[i / 2][i % 2 * 2 + 1] = pack(u8.x, u8.y);
+    a[i / 2][i % 2 * 2] = pack_half(u0.x, u0.y);
+    a[i / 2][i % 2 * 2 + 1] = pack_half(u8.x, u8.y);
     started[i / 2][i % 2 * 2] = pack(u0.x * start0, u0.y * start0);
     started[i / 2][i % 2 * 2 + 1] = pack(u8.x * start8, u8.y * start8);
   }
@@ -344,15 +248,13 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   float pairs[64] = {};
   float scores[64] = {};
 
-  // Stages 1 and 2, a quarter of the columns at a time. The norms' weights go on q here where it meets keys; the rates go
-  // on the products.
+  // Stages 1 and 2, a quarter of the columns at a time. The norms' weights go on q here, the rates on the products.
   float rate0, rate8;
   {
     float squares0 = 0.0F;
     float squares8 = 0.0F;
     const int q_row = strip + lane % 16;
-    uint32_t plain[4][4];    // q as it came: meets the key state, which has q's norm weight
-    uint32_t crossed[4][4];  // q times the weights of both norms: meets the keys as they came
+    uint32_t crossed[4][4];  // q times the weights of both norms: meets keys as they came, and their states
 #pragma unroll 1
     for (int panel = 0; panel < kPanels; ++panel) {
       const int item = 3 * panel;
@@ -362,11 +264,11 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
       wait_for(s, item);
 #pragma unroll
       for (int kk = 0; kk < 4; ++kk) {
-        load_blocks(plain[kk], at_q + (((2 * kk + lane / 16) ^ (q_row & 7)) << 4));
+        load_blocks(crossed[kk], at_q + (((2 * kk + lane / 16) ^ (q_row & 7)) << 4));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float2 factor = *reinterpret_cast<const float2*>(&s.weight[panel * kPanelColumns + 16 * kk + 8 * (i / 2) + 2 * (lane % 4)]);
-          const float2 f = unpack(plain[kk][i]);
+          const float2 f = unpack(crossed[kk][i]);
           float& squares = i % 2 == 0 ? squares0 : squares8;
           squares = fmaf(f.x, f.x, fmaf(f.y, f.y, squares));
           crossed[kk][i] = pack(f.x * factor.x, f.y * factor.y);
@@ -377,12 +279,11 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
       wait_for(s, item + 1);
       wait_for(s, item + 2);
       settle(crossed);
-      settle(plain);
       wgmma_fence();
 #pragma unroll
       for (int kk = 0; kk < 4; ++kk) wgmma<0>(pairs, crossed[kk], along_columns_128(at_k, 0, 16 * kk), 1);
 #pragma unroll
-      for (int kk = 0; kk < 4; ++kk) wgmma<0>(scores, plain[kk], along_columns_128(at_s, 0, 16 * kk), 1);
+      for (int kk = 0; kk < 4; ++kk) wgmma<0>(scores, crossed[kk], along_columns_128(at_s, 0, 16 * kk), 1);
       wgmma_commit();
       wgmma_wait<0>();
       release(s, item + 1);
@@ -394,8 +295,8 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
       squares8 += __shfl_xor_sync(0xFFFFFFFF, squares8, lanes);
     }
     const bool norm = p.q_norm_weight != nullptr;
-    rate0 = p.scale / kScoreUnit * (norm ? rsqrtf(squares0 / kD + p.norm_eps) : 1.0F);
-    rate8 = p.scale / kScoreUnit * (norm ? rsqrtf(squares8 / kD + p.norm_eps) : 1.0F);
+    rate0 = norm ? rsqrtf(squares0 / kD + p.norm_eps) : 1.0F;
+    rate8 = norm ? rsqrtf(squares8 / kD + p.norm_eps) : 1.0F;
   }
   barrier_wait(&s.tokens_full, parity);
   const int token = s.tokens.token;
@@ -403,15 +304,16 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   const uint32_t* turns = w.turn + h * p.T + token;
   const uint32_t turn0 = row < tokens ? turns[row] : 0;
   const uint32_t turn8 = row + 8 < tokens ? turns[row + 8] : 0;
-  decay_and_pack<true>(pairs, strip, rate0, rate8, s.tokens, a);
+  const float unit_scale = p.scale / kScoreUnit;
+  decay_and_pack<true>(pairs, strip, rate0 * unit_scale, rate8 * unit_scale, s.tokens, a);
   // Decay from the tile's start; asked for where it is used, since registers are short.
-  const auto start = [&](int r) { return exp_fast(s.tokens.gate(r).x); };
-  scale_rows(scores, rate0 * start(row), rate8 * start(row + 8));
+  const auto start = [&](int r) { return exp2_fast(s.tokens.gate(r).x); };
+  scale_rows(scores, rate0 * unit_scale * start(row), rate8 * unit_scale * start(row + 8));
   settle(scores);
   settle(a);
   wgmma_fence();
 #pragma unroll
-  for (int kk = 0; kk < kC / 16; ++kk) wgmma<1>(scores, a[kk], along_rows_128(base, kWrites, 16 * kk), 1);
+  for (int kk = 0; kk < kC / 16; ++kk) wgmma_half<1>(scores, a[kk], along_rows_128(base, kWrites, 16 * kk), 1);
   wgmma_commit();
   wgmma_wait<0>();
 
@@ -420,6 +322,21 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   float mixed[64];
   uint32_t turned[16][2];
   rotate_and_pack(scores, turn0, turn8, a, turned);
+  settle(a);
+  if (w.scores != nullptr) {
+    float* rates = w.rate[1] + h * p.T + token;
+    if (lane % 4 == 0 && row < tokens) rates[row] = rate0;
+    if (lane % 4 == 0 && row + 8 < tokens) rates[row + 8] = rate8;
+    __half* to = w.scores + (static_cast<int64_t>(token + row) * p.H + h) * kM + 8 * (lane % 4);
+    const int64_t down = 8 * p.H * kM;
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      const uint4 x = gather_quad(a[i][0], a[i][2], a[i + 1][0], a[i + 1][2]);
+      const uint4 y = gather_quad(a[i][1], a[i][3], a[i + 1][1], a[i + 1][3]);
+      if (row < tokens) *reinterpret_cast<uint4*>(to + 16 * i) = x;
+      if (row + 8 < tokens) *reinterpret_cast<uint4*>(to + down + 16 * i) = y;
+    }
+  }
   settle(a);
   wgmma_fence();
 #pragma unroll
@@ -446,7 +363,7 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   settle(started);
   wgmma_fence();
 #pragma unroll
-  for (int kk = 0; kk < kM / 16; ++kk) wgmma<0>(between, a[kk], along_columns_128(base, kWrites, 16 * kk), kk > 0);
+  for (int kk = 0; kk < kM / 16; ++kk) wgmma_half<0>(between, a[kk], along_columns_128(base, kWrites, 16 * kk), kk > 0);
   wgmma_commit();
   wait_for(s, kState);
   wait_for(s, kState + 1);
@@ -518,7 +435,7 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_outputs_sm90(
     if (threadIdx.x == 0) {
       feed_copies(params, s, share);
     } else if (threadIdx.x >= 32) {
-      feed_tokens(p, w, s, share);
+      feed_tokens<true>(p, w, s, share);
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");

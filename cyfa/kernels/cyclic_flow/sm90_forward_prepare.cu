@@ -68,8 +68,9 @@ __device__ void prepare_tile(const Sm90ForwardParams& p, const Workspace& w, int
     const int64_t at = h * p.T + tile.token + i;
     const double turns = clock / (p.M - 1);
     w.turn[at] = static_cast<uint32_t>(static_cast<uint64_t>((turns - floor(turns)) * 4294967296.0));
-    const float high = static_cast<float>(gate);
-    w.gate[at] = make_float2(high, static_cast<float>(gate - static_cast<double>(high)));
+    const double doublings = gate * 1.4426950408889634;
+    const float high = static_cast<float>(doublings);
+    w.gate[at] = make_float2(high, static_cast<float>(doublings - static_cast<double>(high)));
   }
   if (i == 0 && index + 1 == p.first_tile[tile.sequence + 1]) p.final_clock[tile.sequence * p.H + h] = before + during;
 }

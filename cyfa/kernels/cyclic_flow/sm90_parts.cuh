@@ -19,18 +19,24 @@ constexpr int kWalkTiles = 32;
 constexpr int kSegmentTiles = 16;
 
 struct Workspace {
+  // Kept for backward.
+  float2* gate;    // [H, T] sum of log2(alpha) from the tile's start, as high and low part
   uint32_t* turn;  // [H, T] clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
-  float2* gate;    // [H, T] sum of log_alpha from the tile's start, as high and low part
-  bf16* states;    // [tiles, H, 2, M, D] at the tile's start: keys times q's norm weight, values; slots by columns. Then zeros, [M, D], for
-                 // tiles that start from nothing: theirs are not stored
-  float* rate;        // [H, T] 1 / rms of each key, 1 where keys have no norm
-  double* advance;    // [H, tiles] sum of delta over the tile
-  float* weight;      // [K] product of the norm weights of q and k
+  float* rate[2];  // [H, T] 1 / rms of each key and of each query, 1 where they have no norm
+  bf16* states;    // [tiles, H, 2, M, D] at the tile's start, slots by columns; keys without their norm's weight. Then zeros, [M, D], for
+                   // tiles that start from nothing: theirs are not stored
+  __half* table;   // [H, M, M]
   float* table_unit;  // [H] power of two by which the table was divided before it became half precision
-  __half* table;      // [H, M, M]
-  float* carried;     // [segments, H, 2, M * D] state at the end of every segment but a sequence's last; only where a sequence is cut
+  float* weight;      // [K] product of the norm weights of q and k
+  __half* scores;     // [T, H, M] after the rotation, divided by kScoreUnit
+  // Not kept.
+  double* advance;  // [H, tiles] sum of delta over the tile
+  float* carried;   // [segments, H, 2, M * D] state at the end of every segment but a sequence's last; only where a sequence is cut
+  bf16* rows[2];    // [T, H, D] normalised k and q, only with normalise_first
   int64_t bytes;
 };
+
+constexpr float kScoreUnit = 64.0F;  // scores are divided by it before they become half precision, which ends at 65,504
 
 __host__ __device__ inline int64_t align_up(int64_t x) { return (x + 1023) / 1024 * 1024; }
 
@@ -38,6 +44,10 @@ __host__ __device__ inline int64_t align_up(int64_t x) { return (x + 1023) / 102
 __host__ __device__ inline int segment_places(const Sm90ForwardParams& p) { return p.tiles / kSegmentTiles + p.N; }
 __host__ __device__ inline bool has_segments(const Sm90ForwardParams& p) { return (p.longest > 0 ? p.longest : p.tiles) > kWalkTiles; }
 __host__ __device__ inline int segments_of(int tiles) { return tiles <= kWalkTiles ? 1 : (tiles + kSegmentTiles - 1) / kSegmentTiles; }
+
+__host__ __device__ inline bool normalises_first(const Sm90ForwardParams& p) {
+  return (p.normalise_first || p.initial_k != nullptr) && (p.q_norm_weight != nullptr || p.k_norm_weight != nullptr);
+}
 
 __host__ __device__ inline Workspace workspace_of(const Sm90ForwardParams& p) {
   char* base = static_cast<char*>(p.workspace);
@@ -49,17 +59,26 @@ __host__ __device__ inline Workspace workspace_of(const Sm90ForwardParams& p) {
   };
   const int64_t units = p.T * p.H;
   Workspace w;
-  w.turn = reinterpret_cast<uint32_t*>(take(units * 4));
-  w.gate = reinterpret_cast<float2*>(take(units * 8));
-  w.states = reinterpret_cast<bf16*>(take((static_cast<int64_t>(p.tiles) * p.H * 2 + 1) * kM * kD * 2));
-  w.rate = reinterpret_cast<float*>(take(units * 4));
+  w.gate = static_cast<float2*>(p.kept.tokens);
+  w.turn = reinterpret_cast<uint32_t*>(w.gate + units);
+  w.rate[0] = reinterpret_cast<float*>(w.turn + units);
+  w.rate[1] = w.rate[0] + units;
+  w.states = static_cast<bf16*>(p.kept.states);
+  w.table = static_cast<__half*>(p.kept.tables);
+  w.table_unit = reinterpret_cast<float*>(w.table + static_cast<int64_t>(p.H) * kM * kM);
+  w.weight = w.table_unit + p.H;
+  w.scores = static_cast<__half*>(p.kept.scores);
   w.advance = reinterpret_cast<double*>(take(static_cast<int64_t>(p.tiles) * p.H * 8));
-  w.weight = reinterpret_cast<float*>(take(kD * 4));
-  w.table_unit = reinterpret_cast<float*>(take(p.H * 4));
-  w.table = reinterpret_cast<__half*>(take(static_cast<int64_t>(p.H) * kM * kM * 2));
   w.carried = reinterpret_cast<float*>(take(has_segments(p) ? static_cast<int64_t>(segment_places(p)) * p.H * 2 * kM * kD * 4 : 0));
+  for (bf16*& rows : w.rows) rows = reinterpret_cast<bf16*>(take(normalises_first(p) ? units * kD * 2 : 0));
   w.bytes = at;
   return w;
+}
+
+// First row of a tile's state among the rows of `states`; a sequence's first tile, where it starts from nothing, has the zeros.
+__device__ __forceinline__ int state_row(const Sm90ForwardParams& p, int tile, int h, int which) {
+  const bool blank = p.initial_k == nullptr && p.initial_v == nullptr && p.first_tile[p.tile[tile].sequence] == tile;
+  return blank ? p.tiles * p.H * 2 * kM : ((tile * p.H + h) * 2 + which) * kM;
 }
 
 // Whether a sequence starts from zeros.
@@ -78,30 +97,40 @@ __device__ __forceinline__ float slot_norm(int slot) {
   return slot == 0 ? rsqrtf(m) : slot == 1 ? 0.0F : rsqrtf(0.5F * m);
 }
 
-// Two instructions each; results below the smallest normal number are zero.
+// Results below the smallest normal number are zero.
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ float exp_fast(float x) { return exp2_fast(x * 1.4426950408889634F); }
 
-// exp of a sum of gates; never of more than zero where `earlier` is no later than `later`.
+// The decay between two tokens; never above one where `earlier` is no later than `later`.
 __device__ __forceinline__ float gate_between(float2 later, float2 earlier) {
-  return exp_fast((later.x - earlier.x) + (later.y - earlier.y));
+  return exp2_fast((later.x - earlier.x) + (later.y - earlier.y));
 }
 
-// Slots 8 piece .. 8 piece + 7 of a token's write vector times `factor`, as bf16.
+// Slots 8 piece .. 8 piece + 7 of a token's write vector times `factor`, as bf16 or in half precision.
+template <bool kHalfPrecision = false>
 __device__ __forceinline__ uint4 write_piece(uint32_t turn, float factor, int piece) {
   uint32_t x[4];
   const float norm = factor * slot_norm(2);
+  const auto phase = [&](uint32_t j, float& sine, float& cosine) {
+    __sincosf(static_cast<float>(static_cast<int32_t>(turn * j)) * kRadians, &sine, &cosine);
+  };
+  // Frequencies one after another are products with that of frequency one.
+  float sine, cosine, sine1, cosine1;
+  phase(4 * piece, sine, cosine);
+  phase(1, sine1, cosine1);
+  sine *= norm;
+  cosine *= norm;
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
-    float sine, cosine;
-    __sincosf(static_cast<float>(static_cast<int32_t>(turn * static_cast<uint32_t>(4 * piece + c))) * kRadians, &sine, &cosine);
-    x[c] = hopper::pack(norm * cosine, -norm * sine);
+    x[c] = kHalfPrecision ? hopper::pack_half(cosine, -sine) : hopper::pack(cosine, -sine);
+    const float next = cosine * cosine1 - sine * sine1;
+    sine = sine * cosine1 + cosine * sine1;
+    cosine = next;
   }
-  if (piece == 0) x[0] = hopper::pack(factor * slot_norm(0), 0.0F);
+  if (piece == 0) x[0] = kHalfPrecision ? hopper::pack_half(factor * slot_norm(0), 0.0F) : hopper::pack(factor * slot_norm(0), 0.0F);
   return make_uint4(x[0], x[1], x[2], x[3]);
 }
 
@@ -159,6 +188,10 @@ __device__ __forceinline__ void store_rows(const float (&d)[N], bf16* to, int st
     }
   }
 }
+
+// Normalised rows of k and q, and the parameters that then stand for `p` (sm90_norms.cu).
+cudaError_t sm90_normalise_rows(const Sm90ForwardParams& p, bf16* k, bf16* q, cudaStream_t stream);
+Sm90ForwardParams with_normalised_rows(const Sm90ForwardParams& p, bf16* k, bf16* q);
 
 // The launches, in order; each is defined in a file of its own.
 cudaError_t sm90_forward_prepare(const Sm90ForwardParams& p, cudaStream_t stream);

@@ -1,0 +1,127 @@
+// What the tile-wise launches of the Hopper kernels share, forward and backward: which tiles a block takes, and what its first warpgroup
+// makes of the tokens' gates and clocks.
+#pragma once
+
+#include "cyfa/kernels/cyclic_flow/sm90_parts.cuh"
+#include "cyfa/kernels/hopper/tma.cuh"
+
+namespace cyfa::cyclic_flow {
+
+using hopper::kRowBytes;
+
+constexpr int kPanelBytes = kC * kRowBytes;
+constexpr int kFeeders = 96;  // threads that make write vectors
+constexpr int kBlock = 16;    // tokens whose decay factors have one origin
+
+// Of the rows of a tile.
+struct Tokens {
+  float gate_high[kC];
+  float fade[kC];  // decay to the end of the token's block of kBlock
+  float rate[kC];  // of keys; in backward, the bits of the clock
+  bf16 gate_low[kC];
+  int token;  // the tile's first
+  int tokens;
+
+  __device__ uint32_t turn(int row) const { return __float_as_uint(rate[row]); }
+  __device__ float2 gate(int row) const { return make_float2(gate_high[row], __bfloat162float(gate_low[row])); }
+};
+
+// The block's head and tiles, from the last to the first: the states stored last are still in the cache. Found by each role for itself:
+// what is kept from before the roles part is kept in memory.
+struct Share {
+  int h, last, step;
+
+  __device__ explicit Share(const Sm90ForwardParams& p) {
+    int block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    h = block % p.H;
+    last = p.tiles - 1 - block / p.H;
+    step = gridDim.x / p.H;
+  }
+};
+
+// The cosine and sine of frequency j at a clock.
+__device__ __forceinline__ float2 rotation(uint32_t turn, uint32_t j) {
+  float sine, cosine;
+  __sincosf(static_cast<float>(static_cast<int32_t>(turn * j)) * kRadians, &sine, &cosine);
+  return make_float2(cosine, sine);
+}
+
+// Write vectors and factors of every tile, by threads 32 to 127, into `writes` and `tokens` of the shared memory and by way of the barriers
+// tokens_full and tokens_empty. A warp takes pairs of rows; a lane holds what belongs to one pair of tokens, half of them at
+// most. With kKeyRates the rates of keys, else the clocks once more and the rates of queries into `query_rate`.
+template <bool kKeyRates, typename Shared>
+__device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Workspace& w, Shared& s, const Share& share) {
+  const int h = share.h;
+  constexpr int kWarps = kFeeders / 32;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32 - 1;
+  const int row = 2 * (warp + kWarps * lane);
+  int parity = 1;
+  int next_token = static_cast<int>(p.tile[share.last].token);
+  int next_tokens = p.tile[share.last].tokens;
+  for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) {
+    const int token = kKeyRates ? next_token : static_cast<int>(p.tile[t].token);
+    const int tokens = kKeyRates ? next_tokens : p.tile[t].tokens;
+    if (kKeyRates && t >= share.step) {
+      next_token = static_cast<int>(p.tile[t - share.step].token);
+      next_tokens = p.tile[t - share.step].tokens;
+    }
+    const int64_t base = h * p.T + token;
+    uint32_t turn[2] = {0, 0};
+    float beta[2] = {0.0F, 0.0F};
+    float rate[2] = {0.0F, 0.0F};
+    float2 gate[2];
+    float fade[2];
+    if (row < kC) {
+      const float2 end = w.gate[base + min(row / kBlock * kBlock + kBlock, tokens) - 1];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        gate[i] = end;
+        if (row + i < tokens) {
+          turn[i] = w.turn[base + row + i];
+          beta[i] = p.beta[static_cast<int64_t>(token + row + i) * p.H + h];
+          rate[i] = w.rate[kKeyRates ? 0 : 1][base + row + i];
+          gate[i] = w.gate[base + row + i];
+        } else if (row >= tokens) {
+          gate[i] = w.gate[base + tokens - 1];
+        }
+        fade[i] = row < tokens ? gate_between(end, gate[i]) : 1.0F;
+      }
+    }
+    hopper::barrier_wait(&s.tokens_empty, parity);
+    if (row < kC) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        s.tokens.gate_high[row + i] = gate[i].x;
+        s.tokens.gate_low[row + i] = __float2bfloat16(gate[i].y);
+        s.tokens.fade[row + i] = fade[i];
+        if constexpr (kKeyRates) {
+          s.tokens.rate[row + i] = rate[i];
+        } else {
+          s.tokens.rate[row + i] = __uint_as_float(turn[i]);
+          s.query_rate[1 - parity][row + i] = rate[i];
+        }
+      }
+    }
+    if (threadIdx.x == 32) {
+      s.tokens.token = token;
+      s.tokens.tokens = tokens;
+    }
+    const int piece = lane % 16;
+#pragma unroll(kKeyRates ? 2 : 1)
+    for (int i = 0; warp + kWarps * i < kC / 2; ++i) {
+      const uint32_t turn0 = __shfl_sync(0xFFFFFFFF, turn[0], i);
+      const uint32_t turn1 = __shfl_sync(0xFFFFFFFF, turn[1], i);
+      const float beta0 = __shfl_sync(0xFFFFFFFF, beta[0], i);
+      const float beta1 = __shfl_sync(0xFFFFFFFF, beta[1], i);
+      const int to = 2 * (warp + kWarps * i) + lane / 16;
+      *reinterpret_cast<uint4*>(s.writes + hopper::piece_offset(kC, to, piece)) =
+          write_piece<true>(lane < 16 ? turn0 : turn1, lane < 16 ? beta0 : beta1, piece);
+    }
+    hopper::fence_async_proxy();
+    hopper::barrier_arrive(&s.tokens_full);
+  }
+}
+
+}  // namespace cyfa::cyclic_flow
