@@ -1,0 +1,190 @@
+// The element-wise steps between the products of cyclic_flow's backward readout on Hopper (sm90_backward_readout.cu): 64 tokens by 128
+// tokens or slots a warpgroup, in accumulators (hopper/wgmma.cuh) or packed as the next product's a.
+#pragma once
+
+#include "cyfa/kernels/cyclic_flow/sm90_backward_device.cuh"
+#include "cyfa/kernels/cyclic_flow/sm90_tokens.cuh"
+
+namespace cyfa::cyclic_flow::sm90_backward_stages {
+
+// 2^-k for x of the size of 2^k: a factor that costs no bits.
+__device__ __forceinline__ float unit_of(float x) {
+  const uint32_t exponent = min(max(__float_as_uint(x) >> 23, 64U), 190U);
+  return __uint_as_float((254U - exponent) << 23);
+}
+__device__ __forceinline__ float inverse_of_unit(float unit) { return __uint_as_float((254U << 23) - __float_as_uint(unit)); }
+
+// Decay and causal mask of a 64 x 128 block of products between tokens, in place; rows strip .. strip + 15 are the warp's. Left of the
+// strip the decay is taken apart as in forward (sm90_forward_outputs.cu).
+__device__ __forceinline__ void decay(float (&d)[64], int strip, const Tokens& s) {
+  const int q = threadIdx.x % 4;
+  const int row = strip + threadIdx.x % 32 / 4;
+  const float2 gate0 = s.gate(row);
+  const float2 gate8 = s.gate(row + 8);
+  const float2 origin = s.gate(strip);
+  const float row0 = gate_between(gate0, origin);
+  const float row8 = gate_between(gate8, origin);
+  float own[8];  // the strip's own block; which it is the compiler cannot know
+#pragma unroll
+  for (int b = 0; b < 8; ++b) {
+    if (kBlock * b == strip) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) own[i] = d[8 * b + i];
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int t = strip + 8 * n + 2 * q;
+    const float2 from0 = s.gate(t);
+    const float2 from1 = s.gate(t + 1);
+    float* x = own + 4 * n;
+    x[0] = t <= row ? x[0] * gate_between(gate0, from0) : 0.0F;
+    x[1] = t + 1 <= row ? x[1] * gate_between(gate0, from1) : 0.0F;
+    x[2] = t <= row + 8 ? x[2] * gate_between(gate8, from0) : 0.0F;
+    x[3] = t + 1 <= row + 8 ? x[3] * gate_between(gate8, from1) : 0.0F;
+  }
+#pragma unroll
+  for (int b = 0; b < 8; ++b) {
+    asm volatile("" ::: "memory");  // else all the loads come first, and registers run out
+    if (kBlock * b < strip) {
+      const float between = gate_between(origin, s.gate(kBlock * b + kBlock - 1));
+      const float e0 = row0 * between;
+      const float e8 = row8 * between;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float2 c = *reinterpret_cast<const float2*>(&s.fade[kBlock * b + 8 * n + 2 * q]);
+        float* x = d + 8 * b + 4 * n;
+        x[0] *= e0 * c.x;
+        x[1] *= e0 * c.y;
+        x[2] *= e8 * c.x;
+        x[3] *= e8 * c.y;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) d[8 * b + i] = kBlock * b == strip ? own[i] : 0.0F;
+    }
+  }
+}
+
+// The rotations of a row's pairs 4 i + q for i = 0 .. 15: two chains of products from three sines.
+struct Rotations {
+  float2 low, high, step;
+
+  __device__ __forceinline__ explicit Rotations(uint32_t turn)
+      : low(rotation(turn, threadIdx.x % 4)), high(rotation(turn, 32 + threadIdx.x % 4)), step(rotation(turn, 4)) {}
+  __device__ __forceinline__ void next() {
+    low = make_float2(low.x * step.x - low.y * step.y, low.x * step.y + low.y * step.x);
+    high = make_float2(high.x * step.x - high.y * step.y, high.x * step.y + high.y * step.x);
+  }
+};
+
+// In place: the pairs of a 64 x 128 accumulator turned by +clock or -clock of their rows.
+template <int kSign>
+__device__ __forceinline__ void rotate(float (&d)[64], uint32_t turn0, uint32_t turn8) {
+  Rotations z0(anew(turn0));  // anew, or they are kept from one rotation to the next
+  Rotations z8(anew(turn8));
+  const auto turn = [](float& x, float& y, float2 z) {
+    const float s = kSign * z.y;
+    const float old = x;
+    x = old * z.x - y * s;
+    y = old * s + y * z.x;
+  };
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    turn(d[4 * i], d[4 * i + 1], z0.low);
+    turn(d[4 * i + 2], d[4 * i + 3], z8.low);
+    turn(d[4 * i + 32], d[4 * i + 33], z0.high);
+    turn(d[4 * i + 34], d[4 * i + 35], z8.high);
+    z0.next();
+    z8.next();
+  }
+}
+
+// X(x, d) of both rows, without the factor 2 pi / m, and <x, d>, with x packed; this thread's share.
+struct Products {
+  float slope0 = 0.0F, slope8 = 0.0F, dot0 = 0.0F, dot8 = 0.0F;
+
+  template <typename Unpack>
+  __device__ __forceinline__ void add(int i, uint32_t x_row0, uint32_t x_row8, const float (&d)[64], const Unpack& unpacked) {
+    const float2 x0 = unpacked(x_row0);
+    const float2 x8 = unpacked(x_row8);
+    const float j = static_cast<float>(4 * i + static_cast<int>(threadIdx.x % 4));
+    slope0 = fmaf(j, x0.x * d[4 * i + 1] - x0.y * d[4 * i], slope0);
+    slope8 = fmaf(j, x8.x * d[4 * i + 3] - x8.y * d[4 * i + 2], slope8);
+    dot0 = fmaf(x0.x, d[4 * i], fmaf(x0.y, d[4 * i + 1], dot0));
+    dot8 = fmaf(x8.x, d[4 * i + 2], fmaf(x8.y, d[4 * i + 3], dot8));
+  }
+};
+
+// In place: softmax of `unit` times the rows' 127 logits.
+__device__ __forceinline__ void softmax_rows(float (&d)[64], float unit) {
+  if (threadIdx.x % 4 == 3) d[61] = d[63] = -INFINITY;  // slot m does not exist
+  float top0 = -INFINITY;
+  float top8 = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < 64; i += 4) {
+    top0 = fmaxf(top0, fmaxf(d[i], d[i + 1]));
+    top8 = fmaxf(top8, fmaxf(d[i + 2], d[i + 3]));
+  }
+#pragma unroll
+  for (int x = 1; x < 4; x *= 2) {
+    top0 = fmaxf(top0, __shfl_xor_sync(0xFFFFFFFF, top0, x));
+    top8 = fmaxf(top8, __shfl_xor_sync(0xFFFFFFFF, top8, x));
+  }
+  const float rate = unit * 1.4426950408889634F;
+  float sum0 = 0.0F;
+  float sum8 = 0.0F;
+  top0 *= -rate;
+  top8 *= -rate;
+#pragma unroll
+  for (int i = 0; i < 64; i += 4) {
+    d[i] = power_of_2(fmaf(d[i], rate, top0));
+    d[i + 1] = power_of_2(fmaf(d[i + 1], rate, top0));
+    d[i + 2] = power_of_2(fmaf(d[i + 2], rate, top8));
+    d[i + 3] = power_of_2(fmaf(d[i + 3], rate, top8));
+    sum0 += d[i] + d[i + 1];
+    sum8 += d[i + 2] + d[i + 3];
+  }
+  scale_rows(d, __fdividef(1.0F, quad_sum(sum0)), __fdividef(1.0F, quad_sum(sum8)));
+}
+
+// A 64 x 128 accumulator, its rows times a factor each, in half precision as a product's a.
+__device__ __forceinline__ void pack_halves(const float (&d)[64], float factor0, float factor8, uint32_t (&a)[8][4]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    a[i / 2][i % 2 * 2] = pack_half(d[4 * i] * factor0, d[4 * i + 1] * factor0);
+    a[i / 2][i % 2 * 2 + 1] = pack_half(d[4 * i + 2] * factor8, d[4 * i + 3] * factor8);
+  }
+}
+
+// Where this lane's row of 8 x 8 blocks lies in a pair of panels, for load_blocks and store_blocks.
+__device__ __forceinline__ uint32_t block_place(uint32_t pair, int strip, int kk) {
+  const int lane = threadIdx.x % 32;
+  const int row = strip + lane % 16;
+  return pair + kk / 4 * kPanelBytes + row * kRowBytes + (((2 * (kk % 4) + lane / 16) ^ (row & 7)) << 4);
+}
+__device__ __forceinline__ void put_blocks(uint32_t pair, int strip, const uint32_t (&a)[8][4]) {
+  pair = anew(pair);
+#pragma unroll
+  for (int kk = 0; kk < 8; ++kk) store_blocks(block_place(pair, strip, kk), a[kk][0], a[kk][1], a[kk][2], a[kk][3]);
+}
+
+// As unpack, by other instructions: the compiler would else keep the one's results for the other.
+__device__ __forceinline__ float2 unpack_apart(uint32_t x) {
+  return make_float2(__uint_as_float(__byte_perm(x, 0, 0x1044)), __uint_as_float(__byte_perm(x, 0, 0x3244)));
+}
+
+// Packed rows to half rows of d_k.
+__device__ __forceinline__ void store_packed(const uint32_t (&a)[8][4], bf16* to, int stride, int rows) {
+  const int lane = threadIdx.x % 32;
+  to += lane / 4 * stride + 8 * (lane % 4);
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    const uint4 x = gather_quad(a[i][0], a[i][2], a[i + 1][0], a[i + 1][2]);
+    const uint4 y = gather_quad(a[i][1], a[i][3], a[i + 1][1], a[i + 1][3]);
+    if (lane / 4 < rows) *reinterpret_cast<uint4*>(to + 16 * i) = x;
+    if (lane / 4 + 8 < rows) *reinterpret_cast<uint4*>(to + 8 * stride + 16 * i) = y;
+  }
+}
+
+}  // namespace cyfa::cyclic_flow::sm90_backward_stages
