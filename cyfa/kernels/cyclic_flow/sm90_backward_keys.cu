@@ -6,7 +6,7 @@
 // S_K comes where the first two panels of dS_K' and dY~ were; the gradients of pairs change hands, to be transposed, in the last two of
 // dS_K'. Overwrites d_k, which holds U and dY~, and d_q, which holds dS_K': a tile's are all in shared memory before the first of its
 // gradients is stored.
-#include "cyfa/kernels/cyclic_flow/sm90_backward_pass.cuh"
+#include "cyfa/kernels/cyclic_flow/sm90_backward_pairs.cuh"
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
 namespace {

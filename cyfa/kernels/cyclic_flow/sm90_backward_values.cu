@@ -3,7 +3,7 @@
 // and the scalars of its tokens. v has three of the places, one of them twice a tile; the fourth is where a warp's results lie on their
 // way to memory. The warpgroups change halves from tile to tile, since the first half has more pairs.
 // Overwrites d_v, which holds dS_V': a tile's are all in shared memory before the first of its gradients is stored.
-#include "cyfa/kernels/cyclic_flow/sm90_backward_pass.cuh"
+#include "cyfa/kernels/cyclic_flow/sm90_backward_pairs.cuh"
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
 namespace {
