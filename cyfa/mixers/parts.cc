@@ -182,7 +182,7 @@ at::Tensor gated_norm(const at::Tensor& o, const at::Tensor& weight, double eps,
 }
 
 void fla_bookkeeping(ConfigReader& config) {
-  config.bookkeeping({"attn_mode"});
+  config.bookkeeping({"attn_mode", "share_conv_kernel"});
   config.only("elementwise_affine", true);
 }
 

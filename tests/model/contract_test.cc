@@ -186,6 +186,36 @@ TEST_P(ModelContract, GradientsAreDirections) {
   EXPECT_NEAR((moved(kStep) - moved(-kStep)) / (2 * kStep), predicted, 1e-4 * std::max(1.0, std::abs(predicted)));
 }
 
+// A sequence read in two parts has the gradients of the whole: they go through every tensor of the state.
+TEST_P(ModelContract, GradientsFlowThroughStates) {
+  CausalLM m = model();
+  for (at::Tensor& p : m.parameters()) p = p.to(at::kDouble).requires_grad_();
+  const at::Tensor ids = random_ids(m, {2, 40}), weight = at::randn({2, 40, m.config().backbone.hidden_size}, at::kDouble);
+  const auto gradients = [&](const std::vector<int64_t>& lengths) {
+    const Weights w = m.weights();
+    std::vector<at::Tensor> hidden;
+    ModelState state;
+    int64_t begin = 0;
+    for (const int64_t n : lengths) {
+      LmOutput out = m.forward(w, ids.narrow(1, begin, n), std::nullopt, begin == 0 ? nullptr : &state);
+      hidden.push_back(out.hidden);
+      state = std::move(out.final_state);
+      begin += n;
+    }
+    (at::cat(hidden, 1) * weight).sum().backward();
+    std::vector<at::Tensor> all;
+    for (at::Tensor& p : m.parameters()) {
+      all.push_back(p.grad().defined() ? p.grad().clone() : at::zeros_like(p));
+      p.mutable_grad().reset();
+    }
+    return all;
+  };
+  const std::vector<at::Tensor> whole = gradients({40}), parts = gradients({17, 1, 22});
+  for (size_t id = 0; id < whole.size(); ++id) {
+    EXPECT_LT((parts[id] - whole[id]).norm().item<double>(), 1e-5 * whole[id].norm().item<double>() + 1e-12) << m.table().specs()[id].name;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, ModelContract, testing::ValuesIn(model_cases()), [](const auto& model) { return model.param.name; });
 
 TEST(Model, EveryKindIsTested) {
