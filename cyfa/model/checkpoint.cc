@@ -76,10 +76,10 @@ struct Source {
   }
 };
 
-void check(const fs::path& folder, const Source& source, const ParameterTable& table) {
+void check(const fs::path& folder, const Source& source, const CausalLM& model) {
   std::vector<std::string> missing, unexpected, wrong;
   std::map<std::string, bool> wanted;
-  for (const ParameterSpec& spec : table.specs()) {
+  for (const ParameterSpec& spec : model.table().specs()) {
     wanted[spec.name] = true;
     const auto found = source.file_of.find(spec.name);
     if (found == source.file_of.end()) {
@@ -103,6 +103,7 @@ void check(const fs::path& folder, const Source& source, const ParameterTable& t
   say("lacks", missing);
   say("has tensors that the config does not ask for:", unexpected);
   say("wrong shape or type:", wrong);
+  if (!missing.empty() && !unexpected.empty()) message += "; are these tensors of another architecture than " + model.config().kind->model_type + "?";
   if (!message.empty()) throw io::FileError(folder, message);
 }
 
@@ -150,7 +151,7 @@ CausalLM load_checkpoint(const fs::path& folder, const LoadOptions& options) {
   if (!fs::is_directory(folder)) throw io::FileError(folder, "is not a folder; a checkpoint is one, with config.json in it");
   CausalLM model(ModelConfig::read(folder / "config.json"));
   const Source source(folder);
-  check(folder, source, model.table());
+  check(folder, source, model);
   if (!options.writable && options.device.is_cpu()) {
     for (const TensorFile& file : source.files) file.file().file().read_all();
   }

@@ -115,6 +115,7 @@ TEST(Checkpoint, TensorsOfAnotherArchitectureAreNamed) {
     const std::string message = error_of(folder / "m");
     expect_contains(message, "lacks");
     expect_contains(message, "does not ask for");
+    expect_contains(message, "another architecture than");
   }
 }
 
