@@ -27,9 +27,27 @@ Tensor transposed(const Tensor& x) { return x.transpose(-1, -2); }
 Tensor like(const Tensor& x) { return at::empty(x.sizes(), x.options()); }
 Tensor cleared(const Tensor& x) { return at::zeros(x.sizes(), x.options()); }
 
-Tensor chunk_states_of(const SegmentInputs& in) {
-  return at::empty({in.q.size(0), in.q.size(1), in.k.size(-1), in.v.size(-1)}, in.q.options());
-}
+// The states at the start of every chunk, [n, g, K, V], written as a walk goes along.
+class ChunkStates {
+ public:
+  ChunkStates(const SegmentInputs& in, const Tensor& first)
+      : all_(at::empty({in.q.size(0), in.q.size(1), in.k.size(-1), in.v.size(-1)}, in.q.options())) {
+    all_.select(1, 0).copy_(first);
+  }
+
+  const Tensor& all() const { return all_; }
+  Tensor before(int64_t c) const { return all_.select(1, c); }
+
+  // S of the next chunk = decayed S of this one + key^T value; nobody asks for the one after the last.
+  void advance(int64_t c, const Tensor& whole, const Tensor& key, const Tensor& value) const {
+    if (c + 1 == all_.size(1)) return;
+    Tensor next = before(c + 1);
+    at::mul_out(next, before(c), whole.select(1, c)).baddbmm_(transposed(key.select(1, c)), value.select(1, c));
+  }
+
+ private:
+  Tensor all_;
+};
 
 std::unique_ptr<KeyDecay> key_decay_of(const Recurrence& r, const SegmentInputs& in) {
   if (r.gate == Gate::kRow) return std::make_unique<PerKeyDecay>(in.log_alpha);
@@ -42,7 +60,7 @@ Tensor scalar_forward(const SegmentInputs& in, const Tensor& state) {
 
 SegmentGradients scalar_backward(const SegmentInputs& in, const Tensor& state, const Tensor& grad_o, const Tensor& grad_state) {
   const ChunkDecay decay(in.log_alpha, in.q.scalar_type());
-  const Tensor states = chunk_states_of(in);
+  const Tensor states = at::empty({in.q.size(0), in.q.size(1), in.k.size(-1), in.v.size(-1)}, in.q.options());
   gated_pass_states(in.k, in.v, decay, state, states);
   DecayGradient gates;
   const GatedPassGradient grad = gated_pass_backward(in.q, in.k, in.v, decay, states, grad_o, grad_state, gates);
@@ -62,10 +80,10 @@ Tensor row_forward(const SegmentInputs& in, const Tensor& state) {
 }
 
 // One chunk of the walk from the last to the first: grad_state goes from the chunk's end to its start.
-void chunk_back(int64_t c, const Tensor& whole, const Tensor& states, const Tensor& reader, const Tensor& grad_read,
+void chunk_back(int64_t c, const Tensor& whole, const ChunkStates& states, const Tensor& reader, const Tensor& grad_read,
                 const Tensor& grad_state, const Tensor& kept) {
   grad_state.mul_(whole.select(1, c));
-  kept.select(1, c).copy_(row_dot(states.select(1, c), grad_state));
+  kept.select(1, c).copy_(row_dot(states.before(c), grad_state));
   grad_state.baddbmm_(transposed(reader.select(1, c)), grad_read.select(1, c));
 }
 
@@ -74,11 +92,8 @@ SegmentGradients row_backward(const SegmentInputs& in, const Tensor& state, cons
   const int64_t g = in.q.size(1);
   const Tensor query = decay.from_start(in.q);
   const Tensor key = decay.to_end(in.k);
-  const Tensor states = chunk_states_of(in);
-  for (int64_t c = 0; c < g; ++c) {
-    states.select(1, c).copy_(state);
-    state.mul_(decay.whole().select(1, c)).baddbmm_(transposed(key.select(1, c)), in.v.select(1, c));
-  }
+  const ChunkStates states(in, state);
+  for (int64_t c = 0; c < g; ++c) states.advance(c, decay.whole(), key, in.v);
 
   SegmentGradients grad;
   grad.v = product(transposed(decay.scores({in.q}, in.k)[0]), grad_o);
@@ -92,7 +107,7 @@ SegmentGradients row_backward(const SegmentInputs& in, const Tensor& state, cons
   }
   grad.q = cleared(in.q);
   grad.k = cleared(in.k);
-  decay.from_start_backward(product(grad_o, transposed(states)), query, grad.q);
+  decay.from_start_backward(product(grad_o, transposed(states.all())), query, grad.q);
   decay.to_end_backward(grad_key, key, grad.k);
   decay.whole_backward(kept);
   decay.scores_backward({product(grad_o, transposed(in.v)).tril_()}, {in.q}, in.k, {grad.q}, grad.k);
@@ -119,16 +134,13 @@ SegmentGradients column_backward(const SegmentInputs& in, const Tensor& state, c
   const int64_t g = in.q.size(1);
   const Tensor value = decay.to_end(in.v);
   const Tensor whole = transposed(decay.whole());
-  const Tensor states = chunk_states_of(in);
-  for (int64_t c = 0; c < g; ++c) {
-    states.select(1, c).copy_(state);
-    state.mul_(whole.select(1, c)).baddbmm_(transposed(in.k.select(1, c)), value.select(1, c));
-  }
+  const ChunkStates states(in, state);
+  for (int64_t c = 0; c < g; ++c) states.advance(c, whole, in.k, value);
 
   SegmentGradients grad;
   const Tensor grad_read = cleared(in.v);
-  decay.from_start_backward(grad_o, decay.from_start(product(in.q, states)), grad_read);
-  grad.q = product(grad_read, transposed(states));
+  decay.from_start_backward(grad_o, decay.from_start(product(in.q, states.all())), grad_read);
+  grad.q = product(grad_read, transposed(states.all()));
   grad.k = like(in.k);
   const Tensor grad_value = like(in.v);
   const Tensor kept = at::empty({in.q.size(0), g, in.v.size(-1)}, in.q.options());
@@ -138,7 +150,7 @@ SegmentGradients column_backward(const SegmentInputs& in, const Tensor& state, c
     at::bmm_out(grad_k_c, value.select(1, c), transposed(grad_state));
     at::bmm_out(grad_value_c, in.k.select(1, c), grad_state);
     grad_state.mul_(whole.select(1, c));
-    kept.select(1, c).copy_((states.select(1, c) * grad_state).sum(1));
+    kept.select(1, c).copy_((states.before(c) * grad_state).sum(1));
     grad_state.baddbmm_(transposed(in.q.select(1, c)), grad_read.select(1, c));
   }
   grad.v = cleared(in.v);
@@ -218,16 +230,15 @@ SegmentGradients delta_backward(const Recurrence& r, const SegmentInputs& in, co
   const DeltaChunks chunks(in, *decay);
   const int64_t g = in.q.size(1);
   const int64_t C = in.q.size(2);
-  const Tensor states = chunk_states_of(in);
+  const ChunkStates states(in, state);
   const Tensor missing = like(in.v);  // V - aK S
   const Tensor u = like(in.v);
   for (int64_t c = 0; c < g; ++c) {
-    states.select(1, c).copy_(state);
     Tensor missing_c = missing.select(1, c);
     Tensor u_c = u.select(1, c);
-    at::baddbmm_out(missing_c, in.v.select(1, c), chunks.readers.select(1, c).narrow(1, C, C), state, 1, -1);
+    at::baddbmm_out(missing_c, in.v.select(1, c), chunks.readers.select(1, c).narrow(1, C, C), states.before(c), 1, -1);
     at::bmm_out(u_c, chunks.inverse.select(1, c), missing_c * in.beta.select(1, c));
-    state.mul_(decay->whole().select(1, c)).baddbmm_(transposed(chunks.key.select(1, c)), u_c);
+    states.advance(c, decay->whole(), chunks.key, u);
   }
 
   // dU comes from O and from the next state; with R = (I + A)^-T dU, d(V - aK S) = beta R and dA = -R U^T.
@@ -252,7 +263,7 @@ SegmentGradients delta_backward(const Recurrence& r, const SegmentInputs& in, co
   grad.k = cleared(in.k);
   const Tensor missed = grad_read.narrow(2, C, C);
   grad.v = missed.neg();
-  const Tensor grad_readers = product(grad_read, transposed(states));
+  const Tensor grad_readers = product(grad_read, transposed(states.all()));
   decay->from_start_backward(grad_readers.narrow(2, 0, C), chunks.readers.narrow(2, 0, C), grad.q);
   decay->from_start_backward(grad_readers.narrow(2, C, C), chunks.readers.narrow(2, C, C), grad.k);
   decay->to_end_backward(grad_key, chunks.key, grad.k);
@@ -265,21 +276,33 @@ SegmentGradients delta_backward(const Recurrence& r, const SegmentInputs& in, co
   return grad;
 }
 
+// The gates' kernels read plain rows of what the gates lie beside.
+SegmentInputs with_plain_rows(const Recurrence& r, SegmentInputs in) {
+  if (r.gate == Gate::kRow) {
+    in.q = in.q.contiguous();
+    in.k = in.k.contiguous();
+  }
+  if (r.gate == Gate::kColumn) in.v = in.v.contiguous();
+  return in;
+}
+
 }  // namespace
 
 Tensor segment_forward(const Recurrence& r, const SegmentInputs& in, const Tensor& state) {
-  if (r.delta) return delta_forward(r, in, state);
-  if (r.gate == Gate::kRow) return row_forward(in, state);
-  if (r.gate == Gate::kColumn) return column_forward(in, state);
-  return scalar_forward(in, state);
+  const SegmentInputs given = with_plain_rows(r, in);
+  if (r.delta) return delta_forward(r, given, state);
+  if (r.gate == Gate::kRow) return row_forward(given, state);
+  if (r.gate == Gate::kColumn) return column_forward(given, state);
+  return scalar_forward(given, state);
 }
 
 SegmentGradients segment_backward(const Recurrence& r, const SegmentInputs& in, const Tensor& state, const Tensor& grad_o,
                                   const Tensor& grad_state) {
-  if (r.delta) return delta_backward(r, in, state, grad_o, grad_state);
-  if (r.gate == Gate::kRow) return row_backward(in, state, grad_o, grad_state);
-  if (r.gate == Gate::kColumn) return column_backward(in, state, grad_o, grad_state);
-  return scalar_backward(in, state, grad_o, grad_state);
+  const SegmentInputs given = with_plain_rows(r, in);
+  if (r.delta) return delta_backward(r, given, state, grad_o, grad_state);
+  if (r.gate == Gate::kRow) return row_backward(given, state, grad_o, grad_state);
+  if (r.gate == Gate::kColumn) return column_backward(given, state, grad_o.contiguous(), grad_state);
+  return scalar_backward(given, state, grad_o, grad_state);
 }
 
 }  // namespace cyfa::ops

@@ -32,10 +32,7 @@ class SegmentView {
 
   Tensor mine(const Tensor& x) const { return x.narrow(1, task_.head, task_.heads); }  // this task's heads of [tokens or N, H, ...]
 
-  Tensor gather(const Tensor& x) const {
-    const Tensor y = copy_.gather(mine(flat(x)), s_.compute);
-    return gate_per_entry(r_) ? y.contiguous() : y;  // their kernels read plain rows
-  }
+  Tensor gather(const Tensor& x) const { return copy_.gather(mine(flat(x)), s_.compute); }
 
   SegmentInputs inputs(const RecurrenceInputs& in, double scale) const {
     SegmentInputs x{gather(in.q) * scale, gather(in.k), gather(in.v), {}, {}};
@@ -53,7 +50,7 @@ class SegmentView {
   void put(const Tensor& y, const Tensor& out) const { copy_.scatter(y, mine(flat(out))); }
 
   void put(const SegmentGradients& g, double scale, const RecurrenceGradients& out) const {
-    put(g.q * scale, out.q);
+    put(g.q.mul_(scale), out.q);
     put(g.k, out.k);
     put(g.v, out.v);
     if (gate_per_entry(r_)) {

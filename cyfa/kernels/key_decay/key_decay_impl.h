@@ -8,6 +8,7 @@
 namespace cyfa::key_decay::impl {
 
 inline constexpr int64_t kStrip = 64;
+inline constexpr int64_t kLanes = 16;
 
 // A number of columns that the compiler knows.
 struct WholeStrip {
@@ -148,8 +149,11 @@ struct Loops {
 
   static void block_scores(int64_t size, int64_t width, const float* x, const float* y, const float* alpha, float* weights,
                            int64_t stride) {
+    float sums[kMaxBlock][kMaxBlock][kLanes];  // [t][s], of every kLanes-th column
     for (int64_t t = 0; t < size; ++t) {
-      for (int64_t s = 0; s <= t; ++s) weights[t * stride + s] = 0.0F;
+      for (int64_t s = 0; s <= t; ++s) {
+        for (float& sum : sums[t][s]) sum = 0.0F;
+      }
     }
     over_strips(width, [&](int64_t column, auto count) {
       for (int64_t s = 0; s < size; ++s) {
@@ -162,13 +166,24 @@ struct Loops {
 #pragma omp simd
             for (int64_t j = 0; j < count; ++j) decayed[j] *= a[j];
           }
-          float sum = 0.0F;
-#pragma omp simd reduction(+ : sum)
-          for (int64_t j = 0; j < count; ++j) sum += query[j] * decayed[j];
-          weights[t * stride + s] += sum;
+          float* sum = sums[t][s];
+          const int64_t whole = count / kLanes * kLanes;
+          for (int64_t j = 0; j < whole; j += kLanes) {
+#pragma omp simd
+            for (int64_t l = 0; l < kLanes; ++l) sum[l] += query[j + l] * decayed[j + l];
+          }
+          for (int64_t j = whole; j < count; ++j) sum[j - whole] += query[j] * decayed[j];
         }
       }
     });
+    for (int64_t t = 0; t < size; ++t) {
+      for (int64_t s = 0; s <= t; ++s) {
+        float total = 0.0F;
+#pragma omp simd reduction(+ : total)
+        for (int64_t l = 0; l < kLanes; ++l) total += sums[t][s][l];
+        weights[t * stride + s] = total;
+      }
+    }
   }
 
   static void block_apply(int64_t size, int64_t width, const float* weights, int64_t stride, const float* y, const float* alpha,
