@@ -63,8 +63,9 @@ class Mamba3 final : public CallMixer {
     t.own = lambda * t.dt;
     t.next = (1 - lambda) * t.dt;
     const at::Tensor angle = accumulate(call, (tanh_gate(y[7]).unsqueeze(-2) * t.dt.unsqueeze(-1)).to(at::kDouble) * std::numbers::pi);
-    t.k = turned(call, y[2], B_norm_, B_bias_, angle);
-    t.q = turned(call, y[3], C_norm_, C_bias_, angle);
+    const auto by = turn(angle, at::promote_types(call.x().scalar_type(), at::kFloat));
+    t.k = turned(call, y[2], B_norm_, B_bias_, by);
+    t.q = turned(call, y[3], C_norm_, C_bias_, by);
     t.x = split_heads(y[1], H);
     t.v = ranks(call, t.x, mimo_x_);
     const at::Tensor S = call.is_step() ? step_memory(call, t) : read_memory(call, t);  // [.., R, H, P]
@@ -93,19 +94,25 @@ class Mamba3 final : public CallMixer {
     return c_.mimo ? x.unsqueeze(-3) * by_rank(call, projection, x) : x.unsqueeze(-3);
   }
 
-  // B or C [.., R * G * N]: norm, a bias of each head and rank, rotation by angle [.., H, angles]. SISO turns neighbours, MIMO halves.
-  at::Tensor turned(Call& call, const at::Tensor& x, ParameterId norm, ParameterId bias, const at::Tensor& angle) const {
+  // cos and sin of angles [.., H, angles] for all N / 2 pairs, [.., 1, H, N / 2]: those without an angle stay as they are.
+  std::pair<at::Tensor, at::Tensor> turn(const at::Tensor& angle, at::ScalarType type) const {
+    const auto all = [&](const at::Tensor& x, double rest) {
+      return at::constant_pad_nd(x.to(type), {0, c_.N / 2 - c_.angles}, rest).unsqueeze(-3);
+    };
+    return {all(at::cos(angle), 1), all(at::sin(angle), 0)};
+  }
+
+  // B or C [.., R * G * N]: norm, a bias of each head and rank, rotation. SISO turns neighbours, MIMO halves.
+  at::Tensor turned(Call& call, const at::Tensor& x, ParameterId norm, ParameterId bias,
+                    const std::pair<at::Tensor, at::Tensor>& by) const {
     const at::Tensor normed = ops::rms_norm(split_heads(split_heads(x, c_.rank), c_.groups), call[norm], kNormEps);  // [.., R, G, N]
-    const at::Tensor y = repeat_heads(normed, c_.heads / c_.groups) + by_rank(call, bias, normed);
-    const at::ScalarType type = at::promote_types(y.scalar_type(), at::kFloat);
-    const at::Tensor all = at::constant_pad_nd(angle, {0, c_.N / 2 - c_.angles}, 0).unsqueeze(-3);  // [.., 1, H, N / 2]
-    const at::Tensor cos = at::cos(all).to(type), sin = at::sin(all).to(type);
-    const int64_t pairs = c_.N / 2;
+    const at::Tensor y = (c_.groups == 1 ? normed : repeat_heads(normed, c_.heads / c_.groups)) + by_rank(call, bias, normed);
+    const int64_t pairs = c_.N / 2, axis = c_.mimo ? -2 : -1;
     std::vector<int64_t> shape = y.sizes().vec();
     shape.back() = c_.mimo ? 2 : pairs;
     shape.push_back(c_.mimo ? pairs : 2);
-    const int64_t axis = c_.mimo ? -2 : -1;
     const at::Tensor pair = y.reshape(shape), a = pair.select(axis, 0), b = pair.select(axis, 1);
+    const auto& [cos, sin] = by;
     return at::stack({a * cos - b * sin, a * sin + b * cos}, axis).flatten(-2).to(y.scalar_type());
   }
 
