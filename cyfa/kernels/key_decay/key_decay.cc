@@ -21,7 +21,7 @@ const impl::Table& table() {
       case cpu::Isa::kAvx2: return impl::table_avx2();
       case cpu::Isa::kBaseline: break;
     }
-    return kBaseline;
+    return impl::table_baseline();
   }();
   return best;
 }
@@ -42,6 +42,8 @@ class FlushDenormals {
 };
 
 }  // namespace
+
+const impl::Table& impl::table_baseline() { return kBaseline; }
 
 void from_start(const Stretches& s, int64_t begin, int64_t end, int64_t width, const float* x, const float* alpha, float* out) {
   const FlushDenormals flush;

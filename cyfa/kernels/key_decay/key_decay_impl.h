@@ -3,7 +3,7 @@
 // copy of it made for one instruction set can end up in code for another.
 #pragma once
 
-#include "cyfa/kernels/key_decay/key_decay.h"
+#include "cyfa/kernels/key_decay/key_decay_table.h"
 
 namespace cyfa::key_decay::impl {
 
@@ -250,22 +250,10 @@ struct Loops {
   }
 };
 
-// One set of pointers for each instruction set.
-struct Table {
-  decltype(&key_decay::from_start) from_start, to_end;
-  decltype(&key_decay::from_start_backward) from_start_backward, to_end_backward;
-  decltype(&key_decay::block_scores) block_scores;
-  decltype(&key_decay::block_apply) block_apply;
-  decltype(&key_decay::block_backward) block_backward;
-};
-
 template <class Isa>
 constexpr Table table_of() {
   using L = Loops<Isa>;
   return {&L::from_start, &L::to_end, &L::from_start_backward, &L::to_end_backward, &L::block_scores, &L::block_apply, &L::block_backward};
 }
-
-const Table& table_avx2();
-const Table& table_avx512();
 
 }  // namespace cyfa::key_decay::impl
