@@ -16,7 +16,9 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VECTORS = sorted((ROOT / "tests/vectors").glob("*.safetensors"))
-MODELS = sorted(path.parent for path in (ROOT / "tests/vectors").glob("*/config.json"))
+MODELS = sorted(path.parent for path in (ROOT / "tests/vectors").glob("model_*/config.json"))
+BASELINES = sorted(path.parent for folder in (ROOT / "tests/vectors", ROOT.parent / "shared/golden/baselines")
+                   for path in folder.glob("*/config.json") if path.parent not in MODELS)
 GOLDEN_MODELS = sorted(path.parent for path in (ROOT.parent / "shared/golden").glob("model_*/config.json"))
 GOLDEN = sorted((ROOT.parent / "shared/golden").glob("op_*.safetensors"))
 PROGRAM = None
@@ -310,6 +312,19 @@ class Models(CliTest):
         self.assertEqual(rows["cyfa-400m"]["state_scalars_per_layer"], 262144)
         self.assertEqual(json.loads(run("models", MODELS[0], "--json").stdout)[0]["config"], MODELS[0].name)
         self.check_error(run("models", self.folder / "absent.json"), "absent.json")
+
+    def test_kinds(self):
+        result = run("models", "--kinds")
+        self.check(result, 0)
+        self.assertIn("cyclic_flow_attention", result.stdout)
+        for row in json.loads(run("models", "--kinds", "--json").stdout):
+            self.assertTrue(all(row.values()), row)
+            self.assertIn(row["model_type"], result.stdout)
+
+    def test_verify_baselines(self):
+        for folder in BASELINES:
+            loose = folder.name in ("kda", "delta_net")  # computed by kernels with errors near 1e-3
+            self.check(run("verify", "model", folder, *(["--limit", "2e-3"] if loose else [])), 0)
 
     def test_verify(self):
         for folder in MODELS + GOLDEN_MODELS:
