@@ -279,18 +279,15 @@ def main():
         "commit": a.commit or commit(), "date": datetime.date.today().isoformat(), "gpu": name, "clocks": clocks, "copy_tb_s": bandwidth * 1e-12,
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": driver, "fla": "0.6.0"}, "errors": {}, "rows": [],
     }
-    if "check" in a.only:
-        report["errors"] = {f"T{T}": check(T) for T in (512, 1024)}
-    if "op" in a.only:
-        report["rows"] += operator_rows(clock, bandwidth)
-    if "step" in a.only:
-        report["rows"] += step_rows(clock, bandwidth)
-    if "context" in a.only:
-        report["rows"] += context_rows(clock)
     short = re.sub(r"[^A-Za-z0-9]+", "-", name.replace("NVIDIA", "").strip())
     path = a.json or ROOT / f"bench/results/{report['date']}-{short}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    if "check" in a.only:
+        report["errors"] = {f"T{T}": check(T) for T in (512, 1024)}
+    parts = {"op": lambda: operator_rows(clock, bandwidth), "step": lambda: step_rows(clock, bandwidth), "context": lambda: context_rows(clock)}
+    for part in (p for p in parts if p in a.only):
+        report["rows"] += parts[part]()
+        path.write_text(json.dumps(report, indent=1) + "\n")  # what is there is not lost if the rest is interrupted
     say(f"{len(report['rows'])} rows in {path}")
 
 

@@ -166,6 +166,34 @@ std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& in) {
   };
 }
 
+namespace {
+
+// The sm90 kernels have heads of 256 columns. Narrower ones are filled up with zeros, which adds nothing to any sum but RMSNorm's mean: over
+// 256 columns it is K / 256 of what it was, and so must eps be; the weights make up for it.
+CyclicFlowOutput call_filled_up(const CyclicFlowInputs& in, CyclicFlowSettings settings, const CyclicFlowShape& shape) {
+  const int64_t more_k = kSm90Width - shape.K, more_v = kSm90Width - shape.V;
+  const double share = static_cast<double>(shape.K) / static_cast<double>(kSm90Width);
+  CyclicFlowInputs wide = in;
+  wide.q = at::constant_pad_nd(in.q, {0, more_k});
+  wide.k = at::constant_pad_nd(in.k, {0, more_k});
+  wide.v = at::constant_pad_nd(in.v, {0, more_v});
+  for (std::optional<at::Tensor>* weight : {&wide.q_norm_weight, &wide.k_norm_weight}) {
+    if (*weight) *weight = at::constant_pad_nd(**weight * std::sqrt(share), {0, more_k});
+  }
+  if (in.initial_state) {
+    wide.initial_state->k = at::constant_pad_nd(in.initial_state->k, {0, 0, 0, more_k});
+    wide.initial_state->v = at::constant_pad_nd(in.initial_state->v, {0, more_v});
+  }
+  settings.norm_eps *= share;
+  CyclicFlowOutput out = call_cyclic_flow(wide, settings);
+  out.o = out.o.narrow(3, 0, shape.V).contiguous();
+  out.final_state.k = out.final_state.k.narrow(2, 0, shape.K).contiguous();
+  out.final_state.v = out.final_state.v.narrow(3, 0, shape.V).contiguous();
+  return out;
+}
+
+}  // namespace
+
 CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowOptions& options) {
   const CyclicFlowShape shape = check_cyclic_flow(in);
   CyclicFlowSettings settings;
@@ -180,7 +208,8 @@ CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowOptions
   } else {
     settings.keep = options.save_scores ? Keep::kStatesAndScores : Keep::kStates;
   }
-  return call_cyclic_flow(in, settings);
+  const bool narrow = settings.backend == Backend::kSm90 && (shape.K < kSm90Width || shape.V < kSm90Width);
+  return narrow ? call_filled_up(in, settings, shape) : call_cyclic_flow(in, settings);
 }
 
 at::Tensor cyclic_flow_readout_table(const at::Tensor& readout) {

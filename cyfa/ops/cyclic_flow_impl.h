@@ -77,6 +77,7 @@ CyclicFlowGradients cyclic_flow_reference_backward(const CyclicFlowInputs& in, c
 
 // Built with CYFA_CUDA; elsewhere it refuses. Backward runs forward again where nothing was saved.
 std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in);
+inline constexpr int64_t kSm90Width = 256;  // of the kernels' heads; cyclic_flow fills narrower ones up
 CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
 CyclicFlowSaved empty_cyclic_flow_sm90_saved(const CyclicFlowInputs& in, const CyclicFlowShape& shape, bool kept);
 CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, const CyclicFlowSaved& saved,

@@ -4,7 +4,10 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <numbers>
+#include <tuple>
 
 namespace cyfa::ops {
 namespace {
@@ -20,16 +23,34 @@ at::Tensor per_lane(const at::Tensor& table, int64_t n) {
 
 at::Tensor tokens(const at::Tensor& x) { return x.flatten(1, 2); }  // [n, g, C, M] -> [n, g * C, M]
 
-}  // namespace
-
-at::Tensor fourier_basis(int64_t M, at::TensorOptions options) {
+// On the CPU and in double.
+at::Tensor make_fourier_basis(int64_t M) {
   const int64_t m = M - 1;
-  const auto index = options.dtype(at::kLong);
+  const auto index = at::TensorOptions(at::kLong);
   const at::Tensor turns = at::outer(at::arange(m, index), at::arange(M / 2, index)).remainder_(m);  // r j modulo m, exact
   const at::Tensor angle = turns.to(at::kDouble).mul_(2 * std::numbers::pi / static_cast<double>(m));
   const at::Tensor basis = at::stack({angle.cos(), angle.sin()}, -1).mul_(std::sqrt(2.0 / static_cast<double>(m)));
   basis.select(1, 0).select(1, 0).fill_(std::sqrt(1.0 / static_cast<double>(m)));
-  return basis.flatten(1).to(options);
+  return basis.flatten(1);
+}
+
+}  // namespace
+
+// Every call needs it, and on a GPU some fifteen small launches to make it: those of the first sizes seen are kept. A copy to a device ends
+// before the call returns, so that any stream may use it.
+at::Tensor fourier_basis(int64_t M, at::TensorOptions options) {
+  constexpr size_t kKept = 64;
+  static std::mutex mutex;
+  static auto& kept =
+      *new std::map<std::tuple<std::string, at::ScalarType, int64_t>, at::Tensor>;  // never destroyed: a device may be gone by then
+  const auto key = std::make_tuple(options.device().str(), c10::typeMetaToScalarType(options.dtype()), M);
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = kept.find(key);
+  if (found != kept.end()) return found->second;
+  const c10::InferenceMode normal(false);  // it may serve a recorded call later
+  const at::Tensor basis = make_fourier_basis(M).to(options);
+  if (kept.size() < kKept) kept.emplace(key, basis);
+  return basis;
 }
 
 at::Tensor readout_table(const at::Tensor& readout, at::ScalarType dtype) {
@@ -79,14 +100,15 @@ SlotReadout read_slots(const at::Tensor& scores, const ClockPhases& phases, cons
   return out;
 }
 
-at::Tensor read_slots_backward(const SlotReadout& forward, const ClockPhases& phases, const at::Tensor& table, const at::Tensor& grad_weights,
-                               const at::Tensor& grad_table) {
+at::Tensor read_slots_backward(const SlotReadout& forward, const ClockPhases& phases, const at::Tensor& table,
+                               const at::Tensor& grad_weights, const at::Tensor& grad_table) {
   const int64_t n = grad_weights.size(0);
   const at::Tensor tables = per_lane(table, n);
   const at::Tensor grad_mixed = tokens(as_real(as_complex(grad_weights) * phases.forward));
   const at::Tensor grad_probs = at::bmm(grad_mixed, tables.transpose(1, 2));
   const at::Tensor grad_logits = at::_softmax_backward_data(grad_probs, forward.probs, -1, grad_probs.scalar_type());
-  const at::Tensor grad_tables = at::bmm(grad_logits.transpose(1, 2), tokens(forward.rotated)).baddbmm_(forward.probs.transpose(1, 2), grad_mixed);
+  const at::Tensor grad_tables =
+      at::bmm(grad_logits.transpose(1, 2), tokens(forward.rotated)).baddbmm_(forward.probs.transpose(1, 2), grad_mixed);
   grad_table.add_(grad_tables.view({-1, table.size(0), table.size(1), table.size(2)}).sum(0));
   const at::Tensor grad_rotated = at::bmm(grad_logits, tables).view_as(grad_weights);
   return as_real(as_complex(grad_rotated).mul_(phases.backward));

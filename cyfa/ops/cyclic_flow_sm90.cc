@@ -19,6 +19,8 @@
 namespace cyfa::ops {
 namespace {
 
+constexpr int64_t kLeastWidth = 64;  // of a head: below it, filling up to 256 costs more than the portable path
+
 // Heads one after another, tokens at one distance, rows that 16-byte copies can take.
 bool rows_fit(const at::Tensor& x) {
   const int64_t width = x.size(3);
@@ -161,11 +163,16 @@ std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in) {
     return std::string("q has type ") + c10::toString(in.q.scalar_type()) + ", the kernels take BFloat16";
   if (in.q.size(1) == 0) return "there are no tokens";
   cyclic_flow::Sm90ForwardParams p;
-  p.K = static_cast<int32_t>(in.q.size(3));
-  p.V = static_cast<int32_t>(in.v.size(3));
+  const int64_t K = in.q.size(3), V = in.v.size(3);
+  if (std::min(K, V) < kLeastWidth || std::max(K, V) > kSm90Width) {
+    return "heads are " + std::to_string(K) + " and " + std::to_string(V) + " wide, the kernels take " + std::to_string(kLeastWidth) +
+           " to " + std::to_string(kSm90Width);
+  }
+  p.K = p.V = static_cast<int32_t>(kSm90Width);
   p.M = static_cast<int32_t>(in.readout.size(1) + 1);
   if (const char* reason = cyclic_flow::sm90_forward_refusal(p)) return reason;
-  if (!rows_fit(in.q) || !rows_fit(in.k) || !rows_fit(in.v)) return "q, k or v is strided or misaligned in a way the kernels do not take";
+  const bool keys_fit = K < kSm90Width || (rows_fit(in.q) && rows_fit(in.k));  // filled-up rows are copies
+  if (!keys_fit || (V == kSm90Width && !rows_fit(in.v))) return "q, k or v is strided or misaligned in a way the kernels do not take";
   return "";
 }
 

@@ -28,9 +28,19 @@ class Gpu : public testing::Test {
 TEST_F(Gpu, PortableIsTheReference) {
   for (const Op op : all_ops()) {
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
-      std::vector<OpCase> cases = {{}, {.B = 3, .T = 131, .H = 3, .K = 32, .V = 48, .M = 64}, {.T = 0}, {.T = 1}, {.T = 63}, {.T = 64}, {.T = 65},
-                                   {.lengths = {5, 0, 1, 64, 130, 600}}, {.lengths = {0, 0}}, {.T = 600, .initial_state = false},
-                                   {.T = 90, .M = 2}, {.T = 90, .K = 256, .V = 256, .M = 128}, {.T = 90, .norm_weights = false}};
+      std::vector<OpCase> cases = {{},
+                                   {.B = 3, .T = 131, .H = 3, .K = 32, .V = 48, .M = 64},
+                                   {.T = 0},
+                                   {.T = 1},
+                                   {.T = 63},
+                                   {.T = 64},
+                                   {.T = 65},
+                                   {.lengths = {5, 0, 1, 64, 130, 600}},
+                                   {.lengths = {0, 0}},
+                                   {.T = 600, .initial_state = false},
+                                   {.T = 90, .M = 2},
+                                   {.T = 90, .K = 256, .V = 256, .M = 128},
+                                   {.T = 90, .norm_weights = false}};
       for (OpCase& c : cases) {
         c.op = op;
         c.dtype = dtype;
@@ -43,8 +53,14 @@ TEST_F(Gpu, PortableIsTheReference) {
 
 // The Hopper kernels: every limit is that of rounding the matrix products' operands to bf16, .0042 for o as simulated.
 TEST_F(Gpu, HopperForwardIsTheReference) {
-  std::vector<OpCase> cases = {{.T = 128}, {.T = 1}, {.T = 129, .initial_state = false}, {.B = 1, .T = 1000}, {.T = 300, .norm_weights = false},
-                               {.lengths = {5, 0, 1, 128, 300}}, {.T = 300, .gates = Gates::kMixed}, {.T = 300, .gates = Gates::kDead},
+  std::vector<OpCase> cases = {{.T = 128},
+                               {.T = 1},
+                               {.T = 129, .initial_state = false},
+                               {.B = 1, .T = 1000},
+                               {.T = 300, .norm_weights = false},
+                               {.lengths = {5, 0, 1, 128, 300}},
+                               {.T = 300, .gates = Gates::kMixed},
+                               {.T = 300, .gates = Gates::kDead},
                                {.T = 300, .clock = 1e6}};
   for (OpCase& c : cases) {
     c.K = c.V = 256;
@@ -63,26 +79,34 @@ TEST_F(Gpu, HopperForwardIsTheReference) {
   }
 }
 
-// What backward may differ by, with operands of its products rounded to bf16. Strict: an empty memory, realistic gates, a gradient of o alone,
-// hundreds of tokens. The sums over tokens (readout, norm weights) of few tokens, dead gates and gates that forget nothing cost more. The
-// clock's gradients are sums of terms that cancel: all of them where no gate is open, so that nothing is left to compare with.
-void expect_hopper_gradients(const Tensors& got, const Tensors& want, bool strict, bool clock = true) {
+// What backward may differ by, with operands of its products rounded to half precision or bf16. The sums over tokens (readout, norm
+// weights) of few tokens, dead gates and gates that forget nothing cost more than hundreds of tokens with realistic gates, for which there
+// are limits by name. The clock's gradients are sums of terms that cancel: all of them where no gate is open, so that nothing is left to
+// compare with.
+void expect_hopper_gradients(const Tensors& got, const Tensors& want, bool clock = true) {
   for (const auto& [name, t] : want) {
     const bool of_clock = name == "d_delta" || name == "d_initial_clock";
-    if (of_clock && !clock) continue;
-    double limit = strict ? 0.0055 : 0.01;
-    if (of_clock) limit = strict ? 0.016 : 0.04;
-    if (name == "d_readout") limit = 0.01;
-    expect_close(got, {{name, t}}, limit);
+    if (!of_clock || clock) expect_close(got, {{name, t}}, of_clock ? 0.04 : 0.01);
   }
 }
 
 Tensors only_o(const Tensors& gradients) { return {{"o", gradients.at("o")}}; }
 
 TEST_F(Gpu, HopperBackwardIsTheReference) {
-  std::vector<OpCase> cases = {{.T = 1}, {.T = 127}, {.T = 128}, {.T = 129}, {.B = 1, .T = 300}, {.T = 300, .initial_state = false}, {.T = 300, .norm_weights = false},
-                               {.lengths = {5, 0, 1, 128, 300}}, {.lengths = {1, 0, 129}, .initial_state = false}, {.T = 300, .gates = Gates::kMixed},
-                               {.T = 300, .gates = Gates::kDead}, {.T = 300, .gates = Gates::kShut}, {.T = 300, .gates = Gates::kOpen}, {.T = 300, .clock = 1e6}};
+  std::vector<OpCase> cases = {{.T = 1},
+                               {.T = 127},
+                               {.T = 128},
+                               {.T = 129},
+                               {.B = 1, .T = 300},
+                               {.T = 300, .initial_state = false},
+                               {.T = 300, .norm_weights = false},
+                               {.lengths = {5, 0, 1, 128, 300}},
+                               {.lengths = {1, 0, 129}, .initial_state = false},
+                               {.T = 300, .gates = Gates::kMixed},
+                               {.T = 300, .gates = Gates::kDead},
+                               {.T = 300, .gates = Gates::kShut},
+                               {.T = 300, .gates = Gates::kOpen},
+                               {.T = 300, .clock = 1e6}};
   for (OpCase& c : cases) {
     c.K = c.V = 256;
     c.M = 128;
@@ -93,20 +117,45 @@ TEST_F(Gpu, HopperBackwardIsTheReference) {
     ASSERT_EQ(ops::cyclic_flow_backends(cyclic_flow_inputs(inputs)).front().refusal, "");
     const RunOptions sm90{.backend = ops::Backend::kSm90};
     const Tensors got = moved(run(c.op, inputs, gradients, sm90), at::kCPU);
-    expect_hopper_gradients(got, judge(c), false);
+    expect_hopper_gradients(got, judge(c));
     expect_same_bits(moved(run(c.op, inputs, gradients, sm90), at::kCPU), got);
-    expect_hopper_gradients(moved(run(c.op, inputs, only_o(gradients), sm90), at::kCPU), judge(c.op, make_inputs(c), only_o(make_output_gradients(c))), false,
+    expect_hopper_gradients(moved(run(c.op, inputs, only_o(gradients), sm90), at::kCPU),
+                            judge(c.op, make_inputs(c), only_o(make_output_gradients(c))),
                             c.gates != Gates::kDead && c.gates != Gates::kShut);
   }
 }
 
+// An empty memory, realistic gates, a gradient of o alone: no worse than the Triton kernels of flash-linear-attention 0.6.0, and the
+// clock's gradient far better than their .027 and .070.
 TEST_F(Gpu, HopperBackwardIsPreciseOverManyTokens) {
   for (const int64_t T : {512, 1024}) {
     const OpCase c{.B = 1, .T = T, .K = 256, .V = 256, .M = 128, .dtype = at::kBFloat16, .initial_state = false};
     SCOPED_TRACE(describe(c));
     const Tensors gradients = only_o(make_output_gradients(c));
     const RunOptions sm90{.backend = ops::Backend::kSm90};
-    expect_hopper_gradients(moved(run(c.op, moved(make_inputs(c), at::kCUDA), moved(gradients, at::kCUDA), sm90), at::kCPU), judge(c.op, make_inputs(c), gradients), true);
+    const Tensors got = moved(run(c.op, moved(make_inputs(c), at::kCUDA), moved(gradients, at::kCUDA), sm90), at::kCPU);
+    const Tensors want = judge(c.op, make_inputs(c), gradients);
+    const std::map<std::string, double> limits = {
+        {"o", 0.0047},           {"d_q", 0.0051},    {"d_k", 0.0051},       {"d_v", 0.0047},
+        {"d_log_alpha", 0.0039}, {"d_beta", 0.0043}, {"d_readout", 0.0043}, {"d_delta", T == 512 ? 0.010 : 0.020}};
+    for (const auto& [name, limit] : limits) {
+      std::cout << "T " << T << " " << name << " " << relative_l2(got.at(name), want.at(name)) << ", limit " << limit << "\n";
+      expect_close(got, {{name, want.at(name)}}, limit);
+    }
+  }
+}
+
+// Narrower heads are filled up with zeros.
+TEST_F(Gpu, HopperTakesNarrowerHeads) {
+  for (const auto& [K, V] : {std::pair<int64_t, int64_t>{64, 64}, {128, 256}, {256, 128}, {96, 160}}) {
+    for (const bool norms : {true, false}) {
+      const OpCase c{.B = 2, .T = 200, .K = K, .V = V, .M = 128, .dtype = at::kBFloat16, .norm_weights = norms};
+      SCOPED_TRACE(describe(c));
+      const Tensors inputs = moved(make_inputs(c), at::kCUDA);
+      const RunOptions sm90{.backend = ops::Backend::kSm90};
+      ASSERT_EQ(ops::cyclic_flow_backends(cyclic_flow_inputs(inputs)).front().refusal, "");
+      expect_hopper_gradients(moved(run(c.op, inputs, moved(make_output_gradients(c), at::kCUDA), sm90), at::kCPU), judge(c));
+    }
   }
 }
 
@@ -153,8 +202,8 @@ TEST_F(Gpu, ChainOfStepsIsTheReference) {
       std::vector<at::Tensor> rows;
       for (int64_t t = 0; t < c.T; ++t) {
         const auto now = [t](const at::Tensor& x) { return x.select(1, t); };
-        const ops::CyclicFlowStepInputs step{now(in.q), now(in.k), now(in.v), now(in.log_alpha), now(in.delta), now(in.beta), table,
-                                             in.q_norm_weight, in.k_norm_weight};
+        const ops::CyclicFlowStepInputs step{now(in.q),    now(in.k), now(in.v),        now(in.log_alpha), now(in.delta),
+                                             now(in.beta), table,     in.q_norm_weight, in.k_norm_weight};
         if (t == 0 && backend == ops::Backend::kAuto && M % 4 == 0) {
           EXPECT_EQ(ops::cyclic_flow_step_backends(step, state).front().refusal, "");
         }
