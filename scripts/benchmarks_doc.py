@@ -154,11 +154,11 @@ def page(path, report):
         f"; clocks: {clocks or 'unknown'}; a copy of 1 GiB moves {report['copy_tb_s']:.2f} TB/s.", "",
         "`make gpu-bench` runs it again: both implementations in one process on the same inputs, the peer's autotuning finished, the L2 cache flushed before "
         "each call, medians, host time of torch included. H = 4, K = V = 256, M = 128, bf16. The floor: every tensor read and written once, or the products of "
-        "chunks of 64 tokens at 790 TFLOP/s, whichever takes longer.", "",
+        "chunks of 64 tokens at 790 TFLOP/s, whichever takes longer." + (" " + report["notes"] if report.get("notes") else ""), "",
         "## The operator", "", *operator_table(rows), "",
         "The peak counts inputs, results and what lives between; the backward rows' that of forward and backward together.", "",
         "![Time against length](images/bench_time.svg)", "", "![Ratio to the peer](images/bench_ratio.svg)", "",
-        "## The decoding step", "", *step_table(rows), "", "Through torch, one call a launch; fp32 states, which are read and written once.", "",
+        "## The decoding step", "", *step_table(rows), "", "fp32 states, which are read and written once.", "",
     ]
     if report["errors"]:
         lines += ["## Errors", "", "Relative L2 against the fp64 reference, on the same bf16 inputs.", "", *error_table(report["errors"]), ""]
