@@ -14,8 +14,8 @@ namespace {
 
 constexpr const char* kOp = "cyclic_flow_step";
 
-void check_state(const char* name, const at::Tensor& x, at::ScalarType dtype) {
-  check::same_dtype(kOp, name, x, "states", dtype);
+void check_state(const char* name, const at::Tensor& x, const char* asked_by, at::ScalarType dtype) {
+  check::same_dtype(kOp, name, x, asked_by, dtype);
   if (!x.is_contiguous()) check::fail(kOp, std::string(name) + " is a strided view, wanted a contiguous tensor (it is updated in place)");
 }
 
@@ -39,9 +39,9 @@ void check_all(const CyclicFlowStepInputs& in, const CyclicFlowState& state) {
   check::shape(kOp, "state.v", state.v, {{"B", B}, {"H", H}, {"M", M}, {"V", V}});
   check::shape(kOp, "state.clock", state.clock, {{"B", B}, {"H", H}});
   const at::ScalarType type = state.k.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
-  check_state("state.k", state.k, type);
-  check_state("state.v", state.v, type);
-  check_state("state.clock", state.clock, at::kDouble);
+  check_state("state.k", state.k, "states", type);
+  check_state("state.v", state.v, "state.k", type);
+  check_state("state.clock", state.clock, "states", at::kDouble);
   const at::Device device = in.q.device();
   for (const auto& [name, x] :
        {std::pair<const char*, const std::optional<at::Tensor>&>{"q_norm_weight", in.q_norm_weight}, {"k_norm_weight", in.k_norm_weight}}) {

@@ -391,12 +391,15 @@ TEST_F(BadStep, Types) {
       refuse(inputs, {name_in_step(name), std::string("has type ") + c10::toString(type)});
     }
   }
-  for (const auto& [name, type] : {std::pair<const char*, at::ScalarType>{"initial_k", at::kDouble}, {"initial_k", at::kBFloat16},
-                                   {"initial_v", at::kDouble}, {"initial_clock", at::kFloat}}) {
+  for (const auto& [name, type] : {std::pair<const char*, at::ScalarType>{"initial_k", at::kDouble}, {"initial_v", at::kDouble},
+                                   {"initial_v", at::kBFloat16}, {"initial_clock", at::kFloat}}) {
     Tensors inputs = good();
     inputs[name] = inputs.at(name).to(type);
     refuse(inputs, {name_in_step(name), std::string("has type ") + c10::toString(type)});
   }
+  Tensors two_types = good();
+  two_types["initial_k"] = two_types.at("initial_k").to(at::kBFloat16);
+  refuse(two_types, {"state.v has type Float", "state.k"});
 }
 
 TEST_F(BadStep, AnotherDevice) {
