@@ -56,23 +56,16 @@ Tensor products_to_end(const Tensor& alpha) {
   return products;
 }
 
-void scale_from_start(const Span& s, const Tensor& x, const Tensor& alpha, Tensor out) {
-  if (!fp32_on_cpu(x)) {
-    at::mul_out(out, stretches_of(x, s), products_from_start(stretches_of(alpha, s)));
-    return;
-  }
-  over_stretches(s, out, [&](const auto& stretches, int64_t begin, int64_t end, int64_t K) {
-    key_decay::from_start(stretches, begin, end, K, data(x), data(alpha), mutable_data(out));
-  });
-}
-
 Tensor compact_like(const Tensor& x, const Span& s) {
   return at::empty({x.numel() / (s.period * x.size(-1)), s.length, x.size(-1)}, x.options());
 }
 
 Tensor scaled_from_start(const Span& s, const Tensor& x, const Tensor& alpha) {
+  if (!fp32_on_cpu(x)) return stretches_of(x, s) * products_from_start(stretches_of(alpha, s));
   const Tensor out = compact_like(x, s);
-  scale_from_start(s, x, alpha, out);
+  over_stretches(s, out, [&](const auto& stretches, int64_t begin, int64_t end, int64_t K) {
+    key_decay::from_start(stretches, begin, end, K, data(x), data(alpha), mutable_data(out));
+  });
   return out;
 }
 
@@ -139,23 +132,48 @@ void over_blocks(int64_t size, const Tensor& like, const F& f) {
   });
 }
 
-}  // namespace
-
-Tensor KeyDecay::from_start(const Tensor& x) const {
-  const Tensor out = at::empty(x.sizes(), x.options());
-  from_start(x, out);
-  return out;
+// x_t^T y_s for all t and s, and what a gradient of it gives to x (where it is wanted) and y.
+Tensor pairs_of(const Tensor& x, const Tensor& y) {
+  return at::bmm(batched(x), batched(y).transpose(1, 2)).unflatten(0, {y.size(0), y.size(1)});
 }
 
-void ScalarKeyDecay::from_start(const Tensor& x, Tensor out) const { at::mul_out(out, x, decay_.from_start); }
+void add_pair_gradients(const Tensor& grad, const Tensor& x, const Tensor& y, const Tensor& grad_x, const Tensor& grad_y) {
+  if (grad_x.defined()) batched(grad_x).baddbmm_(batched(grad), batched(y));
+  batched(grad_y).baddbmm_(batched(grad).transpose(1, 2), batched(x));
+}
+
+}  // namespace
+
+void NoKeyDecay::carry(int64_t /*c*/, const Tensor& from, Tensor to) const {
+  if (!to.is_same(from)) to.copy_(from);
+}
+
+std::vector<Tensor> NoKeyDecay::scores(const std::vector<Tensor>& x, const Tensor& y) const {
+  std::vector<Tensor> all;
+  for (const Tensor& each : x) all.push_back(pairs_of(each, y).tril_());
+  return all;
+}
+
+void NoKeyDecay::from_start_backward(const Tensor& grad, const Tensor& /*result*/, const Tensor& grad_x) { grad_x.add_(grad); }
+
+void NoKeyDecay::to_end_backward(const Tensor& grad, const Tensor& /*result*/, const Tensor& grad_y) { grad_y.add_(grad); }
+
+void NoKeyDecay::carry_backward(int64_t /*c*/, const Tensor& /*state*/, Tensor /*grad_state*/) {}
+
+void NoKeyDecay::scores_backward(const std::vector<Tensor>& grad, const std::vector<Tensor>& x, const Tensor& y,
+                                 const std::vector<Tensor>& grad_x, const Tensor& grad_y) {
+  for (size_t i = 0; i < x.size(); ++i) add_pair_gradients(grad[i], x[i], y, grad_x[i], grad_y);
+}
+
+Tensor ScalarKeyDecay::from_start(const Tensor& x) const { return x * decay_.from_start; }
 
 Tensor ScalarKeyDecay::to_end(const Tensor& y) const { return y * decay_.to_end; }
 
+void ScalarKeyDecay::carry(int64_t c, const Tensor& from, Tensor to) const { at::mul_out(to, from, decay_.whole.select(1, c)); }
+
 std::vector<Tensor> ScalarKeyDecay::scores(const std::vector<Tensor>& x, const Tensor& y) const {
   std::vector<Tensor> all;
-  for (const Tensor& each : x) {
-    all.push_back(at::bmm(batched(each), batched(y).transpose(1, 2)).unflatten(0, {y.size(0), y.size(1)}).mul_(decay_.between));
-  }
+  for (const Tensor& each : x) all.push_back(pairs_of(each, y).mul_(decay_.between));
   return all;
 }
 
@@ -169,16 +187,18 @@ void ScalarKeyDecay::to_end_backward(const Tensor& grad, const Tensor& result, c
   grad_y.addcmul_(grad, decay_.to_end);
 }
 
-void ScalarKeyDecay::whole_backward(const Tensor& share) { add_to(gates_.whole, share.sum(-1)); }
+void ScalarKeyDecay::carry_backward(int64_t c, const Tensor& state, Tensor grad_state) {
+  grad_state.mul_(decay_.whole.select(1, c));
+  if (!gates_.whole.defined()) gates_.whole = at::zeros({state.size(0), decay_.whole.size(1)}, state.options());
+  gates_.whole.select(1, c).add_(row_dot(state, grad_state).sum(-1));
+}
 
 void ScalarKeyDecay::scores_backward(const std::vector<Tensor>& grad, const std::vector<Tensor>& x, const Tensor& y,
                                      const std::vector<Tensor>& grad_x, const Tensor& grad_y) {
   for (size_t i = 0; i < x.size(); ++i) {
     const Tensor decayed = grad[i] * decay_.between;
-    const Tensor plain = at::bmm(batched(x[i]), batched(y).transpose(1, 2)).view_as(decayed);
-    add_to(gates_.pairs, plain.mul_(decayed).tril_(-1));
-    if (grad_x[i].defined()) batched(grad_x[i]).baddbmm_(batched(decayed), batched(y));
-    batched(grad_y).baddbmm_(batched(decayed).transpose(1, 2), batched(x[i]));
+    add_to(gates_.pairs, pairs_of(x[i], y).mul_(decayed).tril_(-1));
+    add_pair_gradients(decayed, x[i], y, grad_x[i], grad_y);
   }
 }
 
@@ -189,15 +209,17 @@ PerKeyDecay::PerKeyDecay(const Tensor& log_alpha)
 
 int64_t PerKeyDecay::leaf() const { return fp32_on_cpu(alpha_) ? std::min(alpha_.size(2), key_decay::kMaxBlock) : 1; }
 
-void PerKeyDecay::from_start(const Tensor& x, Tensor out) const {
+Tensor PerKeyDecay::from_start(const Tensor& x) const {
   const int64_t C = alpha_.size(2);
-  scale_from_start({C, 0, C}, x, alpha_, batched(out));
+  return scaled_from_start({C, 0, C}, x, alpha_).view_as(alpha_);
 }
 
 Tensor PerKeyDecay::to_end(const Tensor& y) const {
   const int64_t C = alpha_.size(2);
   return scaled_to_end({C, 0, C}, y, alpha_).view_as(alpha_);
 }
+
+void PerKeyDecay::carry(int64_t c, const Tensor& from, Tensor to) const { at::mul_out(to, from, whole_.select(1, c)); }
 
 void PerKeyDecay::from_start_backward(const Tensor& grad, const Tensor& result, const Tensor& grad_x) {
   const int64_t C = alpha_.size(2);
@@ -207,6 +229,11 @@ void PerKeyDecay::from_start_backward(const Tensor& grad, const Tensor& result, 
 void PerKeyDecay::to_end_backward(const Tensor& grad, const Tensor& result, const Tensor& grad_y) {
   const int64_t C = alpha_.size(2);
   add_to_end({C, 0, C}, batched(grad), batched(result), alpha_, grad_y, grad_log_);
+}
+
+void PerKeyDecay::carry_backward(int64_t c, const Tensor& state, Tensor grad_state) {
+  grad_state.mul_(whole_.select(1, c));
+  grad_log_.select(1, c).add_(row_dot(state, grad_state).unsqueeze(1));
 }
 
 void PerKeyDecay::whole_backward(const Tensor& share) { grad_log_.add_(share.unsqueeze(2)); }

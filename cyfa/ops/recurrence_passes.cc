@@ -39,10 +39,15 @@ class ChunkStates {
   Tensor before(int64_t c) const { return all_.select(1, c); }
 
   // S of the next chunk = decayed S of this one + key^T value; nobody asks for the one after the last.
-  void advance(int64_t c, const Tensor& whole, const Tensor& key, const Tensor& value) const {
+  template <class Carry>
+  void advance(int64_t c, const Tensor& key, const Tensor& value, const Carry& carry) const {
     if (c + 1 == all_.size(1)) return;
-    Tensor next = before(c + 1);
-    at::mul_out(next, before(c), whole.select(1, c)).baddbmm_(transposed(key.select(1, c)), value.select(1, c));
+    const Tensor next = before(c + 1);
+    carry(before(c), next);
+    next.baddbmm_(transposed(key.select(1, c)), value.select(1, c));
+  }
+  void advance(int64_t c, const KeyDecay& decay, const Tensor& key, const Tensor& value) const {
+    advance(c, key, value, [&](const Tensor& from, const Tensor& to) { decay.carry(c, from, to); });
   }
 
  private:
@@ -50,6 +55,7 @@ class ChunkStates {
 };
 
 std::unique_ptr<KeyDecay> key_decay_of(const Recurrence& r, const SegmentInputs& in) {
+  if (r.gate == Gate::kNone) return std::make_unique<NoKeyDecay>();
   if (r.gate == Gate::kRow) return std::make_unique<PerKeyDecay>(in.log_alpha);
   return std::make_unique<ScalarKeyDecay>(in.log_alpha, in.q.scalar_type());
 }
@@ -74,17 +80,10 @@ Tensor row_forward(const SegmentInputs& in, const Tensor& state) {
   const Tensor o = product(decay.scores({in.q}, in.k)[0], in.v);
   for (int64_t c = 0; c < in.q.size(1); ++c) {
     o.select(1, c).baddbmm_(query.select(1, c), state);
-    state.mul_(decay.whole().select(1, c)).baddbmm_(key.select(1, c), in.v.select(1, c));
+    decay.carry(c, state, state);
+    state.baddbmm_(key.select(1, c), in.v.select(1, c));
   }
   return o;
-}
-
-// One chunk of the walk from the last to the first: grad_state goes from the chunk's end to its start.
-void chunk_back(int64_t c, const Tensor& whole, const ChunkStates& states, const Tensor& reader, const Tensor& grad_read,
-                const Tensor& grad_state, const Tensor& kept) {
-  grad_state.mul_(whole.select(1, c));
-  kept.select(1, c).copy_(row_dot(states.before(c), grad_state));
-  grad_state.baddbmm_(transposed(reader.select(1, c)), grad_read.select(1, c));
 }
 
 SegmentGradients row_backward(const SegmentInputs& in, const Tensor& state, const Tensor& grad_o, const Tensor& grad_state) {
@@ -93,23 +92,22 @@ SegmentGradients row_backward(const SegmentInputs& in, const Tensor& state, cons
   const Tensor query = decay.from_start(in.q);
   const Tensor key = decay.to_end(in.k);
   const ChunkStates states(in, state);
-  for (int64_t c = 0; c < g; ++c) states.advance(c, decay.whole(), key, in.v);
+  for (int64_t c = 0; c < g; ++c) states.advance(c, decay, key, in.v);
 
   SegmentGradients grad;
   grad.v = product(transposed(decay.scores({in.q}, in.k)[0]), grad_o);
   const Tensor grad_key = like(in.k);
-  const Tensor kept = at::empty({in.q.size(0), g, in.k.size(-1)}, in.q.options());
   for (int64_t c = g - 1; c >= 0; --c) {
     Tensor grad_key_c = grad_key.select(1, c);
     at::bmm_out(grad_key_c, in.v.select(1, c), transposed(grad_state));
     grad.v.select(1, c).baddbmm_(key.select(1, c), grad_state);
-    chunk_back(c, decay.whole(), states, query, grad_o, grad_state, kept);
+    decay.carry_backward(c, states.before(c), grad_state);
+    grad_state.baddbmm_(transposed(query.select(1, c)), grad_o.select(1, c));
   }
   grad.q = cleared(in.q);
   grad.k = cleared(in.k);
   decay.from_start_backward(product(grad_o, transposed(states.all())), query, grad.q);
   decay.to_end_backward(grad_key, key, grad.k);
-  decay.whole_backward(kept);
   decay.scores_backward({product(grad_o, transposed(in.v)).tril_()}, {in.q}, in.k, {grad.q}, grad.k);
   grad.log_alpha = decay.log_alpha_gradient();
   return grad;
@@ -135,7 +133,9 @@ SegmentGradients column_backward(const SegmentInputs& in, const Tensor& state, c
   const Tensor value = decay.to_end(in.v);
   const Tensor whole = transposed(decay.whole());
   const ChunkStates states(in, state);
-  for (int64_t c = 0; c < g; ++c) states.advance(c, whole, in.k, value);
+  for (int64_t c = 0; c < g; ++c) {
+    states.advance(c, in.k, value, [&](const Tensor& from, Tensor to) { at::mul_out(to, from, whole.select(1, c)); });
+  }
 
   SegmentGradients grad;
   const Tensor grad_read = cleared(in.v);
@@ -189,36 +189,41 @@ Tensor unit_lower_inverse(const Tensor& a) {
 
 // The parts of a delta pass that depend on no state.
 struct DeltaChunks {
-  Tensor readers;      // [n, g, 2 C, K] aQ, then aK
-  Tensor key;          // [n, g, C, K] bK
-  Tensor scores;       // [n, g, C, C] of queries with keys
-  Tensor self_scores;  // [n, g, C, C] of keys with keys, strictly lower
-  Tensor inverse;      // [n, g, C, C] (I + A)^-1, A = beta self_scores
+  Tensor query, reader;  // [n, g, C, K] aQ, aK
+  Tensor key;            // [n, g, C, K] bK
+  Tensor scores;         // [n, g, C, C] of queries with keys
+  Tensor self_scores;    // [n, g, C, C] of keys with keys, strictly lower
+  Tensor inverse;        // [n, g, C, C] (I + A)^-1, A = beta self_scores
+  Tensor solver;         // [n, g, C, C] (I + A)^-1 beta
 
   DeltaChunks(const SegmentInputs& in, const KeyDecay& decay)
-      : readers(at::empty({in.q.size(0), in.q.size(1), 2 * in.q.size(2), in.q.size(3)}, in.q.options())), key(decay.to_end(in.k)) {
-    const int64_t C = in.q.size(2);
-    decay.from_start(in.q, readers.narrow(2, 0, C));
-    decay.from_start(in.k, readers.narrow(2, C, C));
+      : query(decay.from_start(in.q)), reader(decay.from_start(in.k)), key(decay.to_end(in.k)) {
     const std::vector<Tensor> both = decay.scores({in.q, in.k}, in.k);
     scores = both[0];
     self_scores = both[1].tril_(-1);
     inverse = unit_lower_inverse(self_scores * in.beta);
+    solver = inverse * transposed(in.beta);
+  }
+
+  // V - aK S and U of chunk c.
+  void solve(int64_t c, const Tensor& v, const Tensor& state, Tensor missing, Tensor u) const {
+    at::baddbmm_out(missing, v.select(1, c), reader.select(1, c), state, 1, -1);
+    at::bmm_out(u, solver.select(1, c), missing);
   }
 };
 
 Tensor delta_forward(const Recurrence& r, const SegmentInputs& in, const Tensor& state) {
   const std::unique_ptr<KeyDecay> decay = key_decay_of(r, in);
   const DeltaChunks chunks(in, *decay);
-  const int64_t C = in.q.size(2);
   const Tensor o = like(in.v);
   const Tensor u = like(in.v);
+  const Tensor missing = like(in.v.select(1, 0));
   for (int64_t c = 0; c < in.q.size(1); ++c) {
-    const Tensor read = at::bmm(chunks.readers.select(1, c), state);
-    o.select(1, c).copy_(read.narrow(1, 0, C));
-    Tensor u_c = u.select(1, c);
-    at::bmm_out(u_c, chunks.inverse.select(1, c), (in.v.select(1, c) - read.narrow(1, C, C)).mul_(in.beta.select(1, c)));
-    state.mul_(decay->whole().select(1, c)).baddbmm_(transposed(chunks.key.select(1, c)), u_c);
+    Tensor o_c = o.select(1, c);
+    at::bmm_out(o_c, chunks.query.select(1, c), state);
+    chunks.solve(c, in.v, state, missing, u.select(1, c));
+    decay->carry(c, state, state);
+    state.baddbmm_(transposed(chunks.key.select(1, c)), u.select(1, c));
   }
   batched(o).baddbmm_(batched(chunks.scores), batched(u));
   return o;
@@ -229,45 +234,37 @@ SegmentGradients delta_backward(const Recurrence& r, const SegmentInputs& in, co
   const std::unique_ptr<KeyDecay> decay = key_decay_of(r, in);
   const DeltaChunks chunks(in, *decay);
   const int64_t g = in.q.size(1);
-  const int64_t C = in.q.size(2);
   const ChunkStates states(in, state);
-  const Tensor missing = like(in.v);  // V - aK S
+  const Tensor missing = like(in.v);
   const Tensor u = like(in.v);
   for (int64_t c = 0; c < g; ++c) {
-    Tensor missing_c = missing.select(1, c);
-    Tensor u_c = u.select(1, c);
-    at::baddbmm_out(missing_c, in.v.select(1, c), chunks.readers.select(1, c).narrow(1, C, C), states.before(c), 1, -1);
-    at::bmm_out(u_c, chunks.inverse.select(1, c), missing_c * in.beta.select(1, c));
-    states.advance(c, decay->whole(), chunks.key, u);
+    chunks.solve(c, in.v, states.before(c), missing.select(1, c), u.select(1, c));
+    states.advance(c, *decay, chunks.key, u);
   }
 
-  // dU comes from O and from the next state; with R = (I + A)^-T dU, d(V - aK S) = beta R and dA = -R U^T.
+  // dU comes from O and from the next state; with R = (I + A)^-T dU, d(V - aK S) = beta R = dV and dA = -R U^T.
+  SegmentGradients grad;
+  grad.v = like(in.v);
   const Tensor grad_u = product(transposed(chunks.scores), grad_o);
-  const Tensor solved = like(in.v);                                                             // R
-  const Tensor grad_read = at::empty({in.q.size(0), g, 2 * C, in.v.size(-1)}, in.q.options());  // dO, then -beta R
-  grad_read.narrow(2, 0, C).copy_(grad_o);
+  const Tensor solved = like(in.v);  // R
   const Tensor grad_key = like(in.k);
-  const Tensor kept = at::empty({in.q.size(0), g, in.k.size(-1)}, in.q.options());
   for (int64_t c = g - 1; c >= 0; --c) {
     Tensor grad_key_c = grad_key.select(1, c);
     Tensor solved_c = solved.select(1, c);
+    Tensor grad_v_c = grad.v.select(1, c);
     at::bmm_out(grad_key_c, u.select(1, c), transposed(grad_state));
     at::bmm_out(solved_c, transposed(chunks.inverse.select(1, c)), grad_u.select(1, c).baddbmm_(chunks.key.select(1, c), grad_state));
-    Tensor missed = grad_read.select(1, c).narrow(1, C, C);
-    at::mul_out(missed, solved_c, in.beta.select(1, c)).neg_();
-    chunk_back(c, decay->whole(), states, chunks.readers, grad_read, grad_state, kept);
+    at::mul_out(grad_v_c, solved_c, in.beta.select(1, c));
+    decay->carry_backward(c, states.before(c), grad_state);
+    grad_state.baddbmm_(transposed(chunks.query.select(1, c)), grad_o.select(1, c));
+    grad_state.baddbmm_(transposed(chunks.reader.select(1, c)), grad_v_c, 1, -1);
   }
 
-  SegmentGradients grad;
   grad.q = cleared(in.q);
   grad.k = cleared(in.k);
-  const Tensor missed = grad_read.narrow(2, C, C);
-  grad.v = missed.neg();
-  const Tensor grad_readers = product(grad_read, transposed(states.all()));
-  decay->from_start_backward(grad_readers.narrow(2, 0, C), chunks.readers.narrow(2, 0, C), grad.q);
-  decay->from_start_backward(grad_readers.narrow(2, C, C), chunks.readers.narrow(2, C, C), grad.k);
+  decay->from_start_backward(product(grad_o, transposed(states.all())), chunks.query, grad.q);
+  decay->from_start_backward(product(grad.v, transposed(states.all())).neg_(), chunks.reader, grad.k);
   decay->to_end_backward(grad_key, chunks.key, grad.k);
-  decay->whole_backward(kept);
   const Tensor grad_inside = product(solved, transposed(u)).neg_();  // dA
   grad.beta = (row_dot(solved, missing) + row_dot(grad_inside, chunks.self_scores)).unsqueeze(-1);
   decay->scores_backward({product(grad_o, transposed(u)).tril_(), grad_inside.mul_(in.beta).tril_(-1)}, {in.q, in.k}, in.k,

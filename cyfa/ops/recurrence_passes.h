@@ -9,7 +9,7 @@ namespace cyfa::ops {
 struct SegmentInputs {
   at::Tensor q;  // times the scale
   at::Tensor k, v;
-  at::Tensor log_alpha;  // [n, g, C] in double for none (zeros) and a scalar; [n, g, C, K] or [n, g, C, V] for rows and columns
+  at::Tensor log_alpha;  // [n, g, C] in double for a scalar and for none (zeros; undefined for a delta rule); [n, g, C, K or V] else
   at::Tensor beta;       // [n, g, C, 1]; undefined: no delta rule
 };
 

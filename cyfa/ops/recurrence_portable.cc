@@ -40,7 +40,7 @@ class SegmentView {
       x.log_alpha = gather(*in.log_alpha);
     } else if (r_.gate == Gate::kScalar) {
       x.log_alpha = copy_.gather_gate(mine(flat(*in.log_alpha)), at::kDouble);
-    } else {
+    } else if (!r_.delta) {
       x.log_alpha = at::zeros({x.q.size(0), x.q.size(1), x.q.size(2)}, x.q.options().dtype(at::kDouble));
     }
     if (r_.delta) x.beta = gather(in.beta->unsqueeze(-1));

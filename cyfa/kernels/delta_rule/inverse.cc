@@ -3,11 +3,13 @@
 
 #include <algorithm>
 
+#include "cyfa/kernels/cpu/clones.h"
+
 namespace cyfa::delta_rule {
 namespace {
 
 template <class Real>
-void invert(int64_t count, int64_t size, const Real* a, Real* out) {
+[[gnu::always_inline]] inline void invert(int64_t count, int64_t size, const Real* a, Real* out) {
   for (int64_t m = 0; m < count; ++m, a += size * size, out += size * size) {
     for (int64_t i = 0; i < size; ++i) {
       Real* row = out + i * size;
@@ -25,7 +27,9 @@ void invert(int64_t count, int64_t size, const Real* a, Real* out) {
 
 }  // namespace
 
+CYFA_CLONES
 void unit_lower_inverse(int64_t count, int64_t size, const float* a, float* out) { invert(count, size, a, out); }
+CYFA_CLONES
 void unit_lower_inverse(int64_t count, int64_t size, const double* a, double* out) { invert(count, size, a, out); }
 
 }  // namespace cyfa::delta_rule

@@ -4,12 +4,7 @@
 #include <cmath>
 #include <limits>
 
-// One copy of each function per instruction set, chosen when the program starts.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
-#define CYFA_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define CYFA_CLONES
-#endif
+#include "cyfa/kernels/cpu/clones.h"
 
 namespace cyfa::rows {
 
