@@ -16,6 +16,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "cyfa/kernels/hopper/tma.cuh"
@@ -34,13 +35,16 @@ static_assert(kMaxSlots / 2 <= kThreads, "a thread takes at most one frequency")
 constexpr int kMaxSharedBytes = 226 * 1024;  // of the 227 KB of a multiprocessor; normalise has a little of its own
 constexpr int kFreeSharedBytes = 47 * 1024;  // of 48 KB that need no leave, likewise
 
-// H200, K = V = 256, M = 128, H = 4, us a launch by blocks of a cluster (1, 2, 4, 8): batch 1 takes 15.2, 11.3, 8.9, 7.3; batch
-// 8 16.0, 12.8, 16.0, 19.0; batch 16 22.2, 16.5, 23.9, 30.2; batch 32 27.4, 25.9, 36.5, 51.3; batch 64 45.6, 48.4, 61.4, 95.5; batch 256
-// 156, 176, 219, 355.
+// H200, K = V = 256, M = 128, H = 4, us a launch by blocks of a cluster (1, 2, 4, 8): batch 1 takes 15.2, 11.3, 8.9, 7.4; batch
+// 8 16.0, 12.8, 16.0, 19.0; batch 16 21.2, 15.8, 24.6, 32.1; batch 32 27.4, 25.7, 36.5, 51.3; batch 64 42.7, 47.5, 62.9, 100.6; batch 256
+// 152, 176, 219, 355.
 constexpr int kWantedBlocks = 64;
 constexpr int kManyHeads = 256;
 constexpr int kMultiprocessors = 132;
-constexpr int kPrefetchBytes = 64 * 1024;  // of state_v, by a block: three on each multiprocessor ask for half of the L2 cache
+// Groups of rows that a thread has asked for ahead of their use. Four of state_k is all that it has in a cluster of two at K = 256, M =
+// 128.
+constexpr int kHeldKeys = 4, kAhead = 2;
+constexpr int kPrefetchBytes = 64 * 1024;  // of state_v, by a block: two on each multiprocessor ask for a third of the L2 cache
 
 // First of `count` things that belong to part `index` of `parts`.
 __host__ __device__ constexpr int part_begin(int count, int index, int parts) {
@@ -187,19 +191,37 @@ __device__ float4 read(const Rows<S>& rows, float4 b) {
 
 __device__ float4 group_of(const float* x, int group) { return *reinterpret_cast<const float4*>(x + kGroupRows * group); }
 
-// Update and reading of all groups of a share; `rows` is the first group, loaded beforehand. The sum of group g goes to
-// sums[(g - first) * columns].
-template <class S>
-__device__ void update_and_read(const Share<S>& share, Rows<S> rows, float alpha, float4 x, const float* a, const float* b, float4* sums,
-                                int first, int columns) {
-#pragma unroll 1
-  for (int group = share.group; group < share.end; group += share.step) {
-    const Rows<S> ahead = share.load(group + share.step);
-    update(rows, alpha, x, group_of(a, group), share.at(group), share.row_stride);
-    sums[(group - first) * columns] = read(rows, group_of(b, group));
-    rows = ahead;
+// The next kCount groups of a share, asked for ahead of their use.
+template <class S, int kCount>
+struct Ahead {
+  Rows<S> rows[kCount];
+
+  __device__ explicit Ahead(const Share<S>& share) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) rows[i] = share.load(share.group + i * share.step);
   }
-}
+
+  // Update and reading of all groups. The sum of group g goes to sums[(g - first) * columns].
+  __device__ void update_and_read(const Share<S>& share, float alpha, float4 x, const float* a, const float* b, float4* sums, int first,
+                                  int columns) {
+#pragma unroll 1
+    for (int group = share.group; group < share.end; group += kCount * share.step) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const int now = group + i * share.step;
+        if (now >= share.end) break;
+        update(rows[i], alpha, x, group_of(a, now), share.at(now), share.row_stride);
+        sums[(now - first) * columns] = read(rows[i], group_of(b, now));
+        rows[i] = share.load(now + kCount * share.step);
+      }
+    }
+  }
+};
+
+struct Nothing {
+  template <class Share>
+  __device__ explicit Nothing(const Share&) {}
+};
 
 // A share of a state in shared memory, rows of `columns` Packed; each thread touches only what it has copied itself.
 template <class S>
@@ -292,10 +314,8 @@ __device__ void temporal_write(int M, double clock, float beta, float2* trig, fl
   const int j = static_cast<int>(threadIdx.x);
   if (j < M / 2) {
     const double turns = static_cast<double>(j) * phase;
-    double sine;
-    double cosine;
-    sincospi(2.0 * (turns - rint(turns)), &sine, &cosine);
-    const float2 unit = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
+    float2 unit;
+    sincospif(2.0F * static_cast<float>(turns - rint(turns)), &unit.y, &unit.x);
     const float amplitude = beta * sqrtf((j == 0 ? 1.0F : 2.0F) / static_cast<float>(M - 1));
     trig[j] = unit;
     write[j] = make_float2(amplitude * unit.x, j == 0 ? 0.0F : -amplitude * unit.y);
@@ -370,7 +390,7 @@ __device__ void read_out(const float* table, int M, const float* scores, const f
 // kTable: the readout table is copied to shared memory. kHold: so is the block's part of state_v, at once, so that its update need not wait
 // for the readout; otherwise it is read from memory after the readout.
 template <class T, class S, bool kTable, bool kHold>
-__global__ void __launch_bounds__(kThreads, kTable || kHold ? 2 : 3) cyclic_flow_step_fused_sm90(const __grid_constant__ StepCudaParams p) {
+__global__ void __launch_bounds__(kThreads, kHold ? 1 : 2) cyclic_flow_step_fused_sm90(const __grid_constant__ StepCudaParams p) {
   using Packed = typename Quad<S>::Packed;
   extern __shared__ float4 shared4[];
   float* shared = reinterpret_cast<float*>(shared4);
@@ -458,7 +478,7 @@ __global__ void __launch_bounds__(kThreads, kTable || kHold ? 2 : 3) cyclic_flow
     v4 = make_float4(load_float<T>(p.v, from), load_float<T>(p.v, from + 1), load_float<T>(p.v, from + 2), load_float<T>(p.v, from + 3));
   }
 
-  const Rows<S> first_keys = keys.load(keys.group);
+  Ahead<S, kHold ? kHeldKeys : kAhead> first_keys(keys);
   if (kHold) held.ask(values);
 
   const float alpha = expf(log_alpha);
@@ -468,10 +488,9 @@ __global__ void __launch_bounds__(kThreads, kTable || kHold ? 2 : 3) cyclic_flow
 
   const float4 write4 = reinterpret_cast<const float4*>(write)[key_column];
   const float* write1 = reinterpret_cast<const float*>(write);
-  update_and_read(keys, first_keys, alpha, write4, k, q, partial4 + key_column, group_begin, key_columns);
-  Rows<S> first_values = {};
+  first_keys.update_and_read(keys, alpha, write4, k, q, partial4 + key_column, group_begin, key_columns);
+  std::conditional_t<kHold, Nothing, Ahead<S, kAhead>> first_values(values);
   if (!kHold) {  // the memory has nothing to do during the readout unless it is asked now
-    first_values = values.load(values.group);
     const int first = part_begin(M, rank, blocks), last = part_begin(M, rank + 1, blocks);
     const int bytes = min((last - first) * V * static_cast<int>(sizeof(S)), kPrefetchBytes);
     if (tid == 0 && bytes > 0) prefetch_l2(state_v + static_cast<int64_t>(first) * V, bytes);
@@ -513,10 +532,10 @@ __global__ void __launch_bounds__(kThreads, kTable || kHold ? 2 : 3) cyclic_flow
   read_out(table, M, reinterpret_cast<const float*>(scores), trig, partial4, weights);
 
   const float* read1 = reinterpret_cast<const float*>(weights);
-  if (kHold) {
+  if constexpr (kHold) {
     held.read_all(values, read1, partial4 + value_column);
   } else {
-    update_and_read(values, first_values, alpha, v4, write1, read1, partial4 + value_column, 0, value_columns);
+    first_values.update_and_read(values, alpha, v4, write1, read1, partial4 + value_column, 0, value_columns);
   }
   __syncthreads();
 
