@@ -72,9 +72,11 @@ CyclicFlowShape check_cyclic_flow(const CyclicFlowInputs& in) {
     check::same_dtype(kOp, "initial_state.k", state.k, "the compute type of q", s.compute);
     check::same_dtype(kOp, "initial_state.v", state.v, "the compute type of q", s.compute);
     if (state.clock.scalar_type() != at::kDouble && state.clock.scalar_type() != at::kFloat) {
-      check::fail(kOp, std::string("initial_state.clock has type ") + c10::toString(state.clock.scalar_type()) + ", wanted Double or Float");
+      check::fail(kOp,
+                  std::string("initial_state.clock has type ") + c10::toString(state.clock.scalar_type()) + ", wanted Double or Float");
     }
-    for (const auto& [name, x] : {std::pair<const char*, const at::Tensor&>{"initial_state.k", state.k}, {"initial_state.v", state.v},
+    for (const auto& [name, x] : {std::pair<const char*, const at::Tensor&>{"initial_state.k", state.k},
+                                  {"initial_state.v", state.v},
                                   {"initial_state.clock", state.clock}}) {
       check::same_device(kOp, name, x, "q", device);
     }
@@ -120,15 +122,16 @@ CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const Cy
 
 // Upper bounds that follow from shapes alone, as a compiler of graphs wants them: packed sequences end in N unfilled tiles at most.
 CyclicFlowSaved empty_cyclic_flow_sm90_saved(const CyclicFlowInputs& in, const CyclicFlowShape& s, bool kept) {
-  constexpr int64_t kTile = 128;
+  constexpr int64_t kTile = 128, kSection = 128;  // tokens, slots
+  const int64_t sections = (s.M + kSection - 1) / kSection, filled = sections * kSection;
   const int64_t tiles = s.packed ? s.B * s.T / kTile + s.N : s.B * ((s.T + kTile - 1) / kTile);
   const int64_t tokens = s.B * s.T;
   const auto single = in.q.options().dtype(at::kFloat);
   CyclicFlowSaved saved;
-  saved.k = at::empty({kept ? tiles * s.H * 2 + 1 : 0, s.M, s.K}, in.q.options());
-  saved.v = at::empty({kept ? s.H * s.M * s.M / 2 + s.H + s.K : 0}, single);
+  saved.k = at::empty({kept ? sections * (tiles * s.H * 2 + 1) : 0, kSection, s.K}, in.q.options());
+  saved.v = at::empty({kept ? s.H * filled * filled / 2 + s.H + s.K : 0}, single);
   saved.clock = at::empty({kept ? 5 : 0, s.H, tokens}, single);
-  saved.scores = at::empty({kept ? tokens : 0, s.H, s.M}, in.q.options().dtype(at::kHalf));
+  saved.scores = at::empty({kept ? tokens : 0, s.H, filled}, in.q.options().dtype(at::kHalf));
   return saved;
 }
 
@@ -168,8 +171,8 @@ std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& in) {
 
 namespace {
 
-// The sm90 kernels have heads of 256 columns. Narrower ones are filled up with zeros, which adds nothing to any sum but RMSNorm's mean: over
-// 256 columns it is K / 256 of what it was, and so must eps be; the weights make up for it.
+// The sm90 kernels have heads of 256 columns. Narrower ones are filled up with zeros, which adds nothing to any sum but RMSNorm's mean:
+// over 256 columns it is K / 256 of what it was, and so must eps be; the weights make up for it.
 CyclicFlowOutput call_filled_up(const CyclicFlowInputs& in, CyclicFlowSettings settings, const CyclicFlowShape& shape) {
   const int64_t more_k = kSm90Width - shape.K, more_v = kSm90Width - shape.V;
   const double share = static_cast<double>(shape.K) / static_cast<double>(kSm90Width);

@@ -92,7 +92,8 @@ struct KernelInputs {
         delta(plain(in.delta, at::kFloat)),
         beta(plain(in.beta, at::kFloat)) {
     const at::Tensor readout = plain(in.readout, at::kFloat);
-    table = at::empty({shape.H, 2, shape.M, shape.M}, in.q.options());
+    const int64_t P = cyclic_flow::sm90_filled_slots(shape.M);
+    table = at::empty({shape.H, 2, P, P}, in.q.options());
     C10_CUDA_CHECK(cyclic_flow::sm90_readout_table(readout.const_data_ptr<float>(), static_cast<int32_t>(shape.H),
                                                    static_cast<int32_t>(shape.M), table.data_ptr(), c10::cuda::getCurrentCUDAStream()));
     cyclic_flow::Sm90ForwardParams& p = params;
@@ -201,7 +202,8 @@ CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const 
     return x.scalar_type() == at::kFloat && x.is_contiguous() ? x : at::empty(x.sizes(), single);
   };
   const at::Tensor log_alpha = target(out.log_alpha), delta = target(out.delta), beta = target(out.beta);
-  const at::Tensor table = at::empty({s.H, s.M, s.M}, single);
+  const int64_t P = cyclic_flow::sm90_filled_slots(s.M);
+  const at::Tensor table = at::empty({s.H, P, P}, single);
   at::Tensor q_weight, k_weight, state_k, state_v, clock;
 
   cyclic_flow::Sm90BackwardParams p;
@@ -254,7 +256,7 @@ CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const 
   finish(out.log_alpha, log_alpha);
   finish(out.delta, delta);
   finish(out.beta, beta);
-  finish(out.readout, readout_table_backward(table));
+  finish(out.readout, readout_table_backward(table.narrow(1, 0, s.M).narrow(2, 0, s.M)));
   finish(out.q_norm_weight, q_weight);
   finish(out.k_norm_weight, k_weight);
   finish(out.initial_state.k, state_k);

@@ -51,21 +51,34 @@ TEST_F(Gpu, PortableIsTheReference) {
   }
 }
 
-// The Hopper kernels: every limit is that of rounding the matrix products' operands to bf16, .0042 for o as simulated.
-TEST_F(Gpu, HopperForwardIsTheReference) {
-  std::vector<OpCase> cases = {{.T = 128},
-                               {.T = 1},
-                               {.T = 129, .initial_state = false},
-                               {.B = 1, .T = 1000},
-                               {.T = 300, .norm_weights = false},
-                               {.lengths = {5, 0, 1, 128, 300}},
-                               {.T = 300, .gates = Gates::kMixed},
-                               {.T = 300, .gates = Gates::kDead},
-                               {.T = 300, .clock = 1e6}};
+// `cases` at the kernels' own size; then some for every other way that slots take through them.
+std::vector<OpCase> hopper_cases(std::vector<OpCase> cases) {
+  for (OpCase& c : cases) c.M = 128;
+  for (const int64_t M : {64, 100}) {
+    cases.push_back({.T = 300, .M = M});
+    cases.push_back({.T = 129, .M = M, .norm_weights = false, .initial_state = false});
+    cases.push_back({.lengths = {5, 0, 1, 128, 300}, .M = M});
+    cases.push_back({.lengths = {1, 0, 129}, .M = M, .gates = Gates::kMixed, .initial_state = false});
+  }
   for (OpCase& c : cases) {
     c.K = c.V = 256;
-    c.M = 128;
     c.dtype = at::kBFloat16;
+  }
+  return cases;
+}
+
+// The Hopper kernels: every limit is that of rounding the matrix products' operands to bf16, .0042 for o as simulated.
+TEST_F(Gpu, HopperForwardIsTheReference) {
+  const std::vector<OpCase> cases = {{.T = 128},
+                                     {.T = 1},
+                                     {.T = 129, .initial_state = false},
+                                     {.B = 1, .T = 1000},
+                                     {.T = 300, .norm_weights = false},
+                                     {.lengths = {5, 0, 1, 128, 300}},
+                                     {.T = 300, .gates = Gates::kMixed},
+                                     {.T = 300, .gates = Gates::kDead},
+                                     {.T = 300, .clock = 1e6}};
+  for (const OpCase& c : hopper_cases(cases)) {
     SCOPED_TRACE(describe(c));
     const Tensors inputs = moved(make_inputs(c), at::kCUDA);
     {
@@ -93,24 +106,21 @@ void expect_hopper_gradients(const Tensors& got, const Tensors& want, bool clock
 Tensors only_o(const Tensors& gradients) { return {{"o", gradients.at("o")}}; }
 
 TEST_F(Gpu, HopperBackwardIsTheReference) {
-  std::vector<OpCase> cases = {{.T = 1},
-                               {.T = 127},
-                               {.T = 128},
-                               {.T = 129},
-                               {.B = 1, .T = 300},
-                               {.T = 300, .initial_state = false},
-                               {.T = 300, .norm_weights = false},
-                               {.lengths = {5, 0, 1, 128, 300}},
-                               {.lengths = {1, 0, 129}, .initial_state = false},
-                               {.T = 300, .gates = Gates::kMixed},
-                               {.T = 300, .gates = Gates::kDead},
-                               {.T = 300, .gates = Gates::kShut},
-                               {.T = 300, .gates = Gates::kOpen},
-                               {.T = 300, .clock = 1e6}};
-  for (OpCase& c : cases) {
-    c.K = c.V = 256;
-    c.M = 128;
-    c.dtype = at::kBFloat16;
+  const std::vector<OpCase> cases = {{.T = 1},
+                                     {.T = 127},
+                                     {.T = 128},
+                                     {.T = 129},
+                                     {.B = 1, .T = 300},
+                                     {.T = 300, .initial_state = false},
+                                     {.T = 300, .norm_weights = false},
+                                     {.lengths = {5, 0, 1, 128, 300}},
+                                     {.lengths = {1, 0, 129}, .initial_state = false},
+                                     {.T = 300, .gates = Gates::kMixed},
+                                     {.T = 300, .gates = Gates::kDead},
+                                     {.T = 300, .gates = Gates::kShut},
+                                     {.T = 300, .gates = Gates::kOpen},
+                                     {.T = 300, .clock = 1e6}};
+  for (const OpCase& c : hopper_cases(cases)) {
     SCOPED_TRACE(describe(c));
     const Tensors inputs = moved(make_inputs(c), at::kCUDA);
     const Tensors gradients = moved(make_output_gradients(c), at::kCUDA);
@@ -128,8 +138,8 @@ TEST_F(Gpu, HopperBackwardIsTheReference) {
 // An empty memory, realistic gates, a gradient of o alone: no worse than the Triton kernels of flash-linear-attention 0.6.0, and the
 // clock's gradient far better than their .027 and .070.
 TEST_F(Gpu, HopperBackwardIsPreciseOverManyTokens) {
-  for (const int64_t T : {512, 1024}) {
-    const OpCase c{.B = 1, .T = T, .K = 256, .V = 256, .M = 128, .dtype = at::kBFloat16, .initial_state = false};
+  for (const auto& [M, T] : {std::pair<int64_t, int64_t>{128, 512}, {128, 1024}, {64, 512}, {64, 1024}}) {
+    const OpCase c{.B = 1, .T = T, .K = 256, .V = 256, .M = M, .dtype = at::kBFloat16, .initial_state = false};
     SCOPED_TRACE(describe(c));
     const Tensors gradients = only_o(make_output_gradients(c));
     const RunOptions sm90{.backend = ops::Backend::kSm90};
@@ -139,7 +149,7 @@ TEST_F(Gpu, HopperBackwardIsPreciseOverManyTokens) {
         {"o", 0.0047},           {"d_q", 0.0051},    {"d_k", 0.0051},       {"d_v", 0.0047},
         {"d_log_alpha", 0.0039}, {"d_beta", 0.0043}, {"d_readout", 0.0043}, {"d_delta", T == 512 ? 0.010 : 0.020}};
     for (const auto& [name, limit] : limits) {
-      std::cout << "T " << T << " " << name << " " << relative_l2(got.at(name), want.at(name)) << ", limit " << limit << "\n";
+      std::cout << "M " << M << " T " << T << " " << name << " " << relative_l2(got.at(name), want.at(name)) << ", limit " << limit << "\n";
       expect_close(got, {{name, want.at(name)}}, limit);
     }
   }
@@ -147,9 +157,9 @@ TEST_F(Gpu, HopperBackwardIsPreciseOverManyTokens) {
 
 // Narrower heads are filled up with zeros.
 TEST_F(Gpu, HopperTakesNarrowerHeads) {
-  for (const auto& [K, V] : {std::pair<int64_t, int64_t>{64, 64}, {128, 256}, {256, 128}, {96, 160}}) {
+  for (const auto& [K, V, M] : {std::tuple<int64_t, int64_t, int64_t>{64, 64, 64}, {128, 256, 128}, {256, 128, 128}, {96, 160, 100}}) {
     for (const bool norms : {true, false}) {
-      const OpCase c{.B = 2, .T = 200, .K = K, .V = V, .M = 128, .dtype = at::kBFloat16, .norm_weights = norms};
+      const OpCase c{.B = 2, .T = 200, .K = K, .V = V, .M = M, .dtype = at::kBFloat16, .norm_weights = norms};
       SCOPED_TRACE(describe(c));
       const Tensors inputs = moved(make_inputs(c), at::kCUDA);
       const RunOptions sm90{.backend = ops::Backend::kSm90};
@@ -161,14 +171,17 @@ TEST_F(Gpu, HopperTakesNarrowerHeads) {
 
 // Token gradients and those of states do not see the other sequences of the batch.
 TEST_F(Gpu, HopperBackwardOfOneSequenceIsThatOfABatch) {
-  const OpCase c{.B = 3, .T = 200, .K = 256, .V = 256, .M = 128, .dtype = at::kBFloat16};
-  const Tensors inputs = moved(make_inputs(c), at::kCUDA);
-  const Tensors gradients = moved(make_output_gradients(c), at::kCUDA);
-  const RunOptions sm90{.backend = ops::Backend::kSm90};
-  const Tensors all = sequence(run(c.op, inputs, gradients, sm90), 1);
-  for (const auto& [name, t] : run(c.op, sequence(inputs, 1), sequence(gradients, 1), sm90)) {
-    if (is_token_result(name) || is_state(name)) {
-      EXPECT_TRUE(same_bits(t.cpu(), all.at(name).cpu())) << name;
+  for (const int64_t M : {64, 128}) {
+    const OpCase c{.B = 3, .T = 200, .K = 256, .V = 256, .M = M, .dtype = at::kBFloat16};
+    SCOPED_TRACE(describe(c));
+    const Tensors inputs = moved(make_inputs(c), at::kCUDA);
+    const Tensors gradients = moved(make_output_gradients(c), at::kCUDA);
+    const RunOptions sm90{.backend = ops::Backend::kSm90};
+    const Tensors all = sequence(run(c.op, inputs, gradients, sm90), 1);
+    for (const auto& [name, t] : run(c.op, sequence(inputs, 1), sequence(gradients, 1), sm90)) {
+      if (is_token_result(name) || is_state(name)) {
+        EXPECT_TRUE(same_bits(t.cpu(), all.at(name).cpu())) << name;
+      }
     }
   }
 }
@@ -190,9 +203,16 @@ TEST_F(Gpu, EqualRunsGiveEqualBits) {
 
 // Tokens one by one through the step's kernel, and through the portable calls that serve what it refuses.
 TEST_F(Gpu, ChainOfStepsIsTheReference) {
-  for (const int64_t M : {2, 4, 64, 128, 256}) {
+  for (const auto& [K, V, M] : {std::tuple<int64_t, int64_t, int64_t>{64, 32, 2},
+                                {64, 32, 4},
+                                {64, 64, 64},
+                                {128, 64, 128},
+                                {256, 128, 64},
+                                {64, 128, 256},
+                                {128, 256, 256},
+                                {256, 256, 256}}) {
     for (const ops::Backend backend : {ops::Backend::kAuto, ops::Backend::kPortable}) {
-      const OpCase c{.B = 3, .T = 40, .H = 3, .K = 64, .V = 32, .M = M, .clock = 1e6};
+      const OpCase c{.B = 3, .T = 40, .H = 3, .K = K, .V = V, .M = M, .clock = 1e6};
       SCOPED_TRACE(describe(c));
       const Tensors inputs = moved(make_inputs(c), at::kCUDA);
       const ops::CyclicFlowInputs in = cyclic_flow_inputs(inputs);

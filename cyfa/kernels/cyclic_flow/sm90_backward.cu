@@ -50,7 +50,7 @@ __device__ __forceinline__ double2 passing(const Sm90BackwardParams& p, const Wo
     sum.y += parts[i].y;
   }
   const double decay = power_of_2(w.gate[h * p.in.T + tile.token + tile.tokens - 1].x);
-  return make_double2(decay * sum.x, decay * sum.y * kTurn);
+  return make_double2(decay * sum.x, decay * sum.y * w.slots.turn);
 }
 
 // The gates' and the clocks' gradients of two tiles of a head each. Half a block a tile.
@@ -186,11 +186,7 @@ using namespace sm90_backward_stages;
 
 int64_t sm90_backward_workspace(const Sm90BackwardParams& p) { return workspace_of(p).bytes; }
 
-const char* sm90_backward_refusal(const Sm90BackwardParams& p) {
-  if (p.in.K != kD || p.in.V != kD) return "head sizes other than 256 have no sm90 kernel yet";
-  if (p.in.M != kM) return "slot counts other than 128 have no sm90 kernel yet";
-  return nullptr;
-}
+const char* sm90_backward_refusal(const Sm90BackwardParams& p) { return sm90_forward_refusal(p.in); }
 
 cudaError_t sm90_backward(const Sm90BackwardParams& p, cudaStream_t stream) {
   if (sm90_backward_refusal(p) != nullptr || p.in.tiles == 0) return cudaErrorInvalidValue;

@@ -16,11 +16,10 @@ using cyclic_flow::gate_between;
 
 constexpr int kThreads = 256;  // two warpgroups
 constexpr int kWarps = kThreads / 32;
-constexpr int kWide = kC * kD * 2;                      // bytes of a tile of keys, queries or values, and of a state
-constexpr int kNarrow = kC * kM * 2;                    // bytes of a tile of write vectors, slot weights or scores, and of a table
-constexpr int kReadoutBlocks = 132;                     // blocks of the readout stage; each sums its own gradient of the table
-constexpr int kWholeParts = 8;                          // warps that hold one state in its walk
-constexpr float kTurn = 6.283185307179586F / (kM - 1);  // 2 pi / m
+constexpr int kWide = kC * kD * 2;    // bytes of a tile of keys, queries or values, and of a state
+constexpr int kNarrow = kC * kM * 2;  // bytes of a tile of write vectors, slot weights or scores, and of a table
+constexpr int kReadoutBlocks = 132;   // blocks of the readout stage; each sums its own gradient of the table
+constexpr int kWholeParts = 8;        // warps that hold one state in its walk
 
 enum Pass { kKeys = 0, kValues = 1 };
 
@@ -33,7 +32,7 @@ struct Workspace {
   const uint32_t* turn;
   const float* rate[2];  // 1 / rms of k and of q
   const bf16* states;    // S at tile starts: rows [.., D], those of a state from state_row() on
-  const __half* scores;  // [T, H, M] Z / kScoreUnit
+  const __half* scores;  // [T, H, P] Z / kScoreUnit
   const __half* table;
   const float* table_unit;
   const float* weight;  // [K]
@@ -54,6 +53,7 @@ struct Workspace {
   float* d_weights;     // [weight_rows, K] sums of q dq without weights; with normalise_first [2, weight_rows, K] of k and of q
   bf16* rows[2];        // [T, H, D] normalised k and q, only with normalise_first
   int64_t bytes;
+  Slots slots;
 };
 
 inline int readout_blocks_of_head(const Sm90BackwardParams& p) {
@@ -87,6 +87,7 @@ inline Workspace workspace_of(const Sm90BackwardParams& p) {
   w.table = forward.table;
   w.table_unit = forward.table_unit;
   w.weight = forward.weight;
+  w.slots = forward.slots;
   for (int i = 0; i < 2; ++i) {
     take(w.read[i], tokens);
     take(w.later[i], tokens);

@@ -128,7 +128,8 @@ __device__ __forceinline__ void load_blocks_transposed(uint32_t (&a)[4], uint32_
 
 // The decayed gradients of pairs, [s, t] in the warps' registers, as a = [t, s] for the strip's t. `first` are the tokens s of the first
 // half; `second`, of the second, which only the second half's t have.
-__device__ __forceinline__ void transpose_pairs(const HalfTile<kKeys>& tile, const Pairs& found, uint32_t (&first)[4][4],
+template <bool kFirst>
+__device__ __forceinline__ void transpose_pairs(const HalfTile<kKeys, kFirst>& tile, const Pairs& found, uint32_t (&first)[4][4],
                                                 uint32_t (&second)[4][4]) {
   const int lane = threadIdx.x % 32;
   const uint32_t panel = tile.panel_at(kTranspose + tile.half);
@@ -145,7 +146,8 @@ __device__ __forceinline__ void transpose_pairs(const HalfTile<kKeys>& tile, con
 }
 
 // dk of a half tile, a quarter of the columns at a time.
-__device__ __forceinline__ void keys_of_half(const HalfTile<kKeys>& tile, const Pairs& found) {
+template <bool kFirst>
+__device__ __forceinline__ void keys_of_half(const HalfTile<kKeys, kFirst>& tile, const Pairs& found) {
   const Sm90BackwardParams& p = tile.params.p;
   const bool norm = p.in.k_norm_weight != nullptr;
   const float c0 = norm ? found.coefficient0 / kD : 0.0F;
@@ -170,8 +172,9 @@ __device__ __forceinline__ void keys_of_half(const HalfTile<kKeys>& tile, const 
 }
 
 // dq, and what waited for the places: `token` and `tokens` become the next tile's.
-__device__ __forceinline__ void queries_of_half(const HalfTile<kKeys>& tile, const Pairs& found, const uint32_t (&d_scores)[2][4][4],
-                                                const float (&column)[4], int& token, int& tokens) {
+template <bool kFirst>
+__device__ __forceinline__ void queries_of_half(const HalfTile<kKeys, kFirst>& tile, const Pairs& found,
+                                                const uint32_t (&d_scores)[2][4][4], const float (&column)[4], int& token, int& tokens) {
   const Sm90BackwardParams& p = tile.params.p;
   const Workspace& w = tile.params.w;
   PassShared& s = tile.s;
@@ -257,6 +260,7 @@ __device__ __forceinline__ void queries_of_half(const HalfTile<kKeys>& tile, con
   tile.release(kY + kPanels - 1);
 }
 
+template <bool kFirst>
 __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_keys_sm90(const __grid_constant__ PassParams params) {
   extern __shared__ __align__(1024) char raw[];
   PassShared& s = *reinterpret_cast<PassShared*>(raw);
@@ -277,7 +281,7 @@ __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_keys_sm9
     int n = 0;
 #pragma unroll 1
     while (tokens > 0) {
-      const HalfTile<kKeys> tile(params, s, token, tokens, n, __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 128 - 1, 0));
+      const HalfTile<kKeys, kFirst> tile(params, s, token, tokens, n, __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 128 - 1, 0));
       Pairs found;
       float column[4] = {0.0F, 0.0F, 0.0F, 0.0F};
       tile.pairs(found, [&](int i, float sum) { column[i] = sum; });
@@ -296,7 +300,7 @@ __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_keys_sm9
 }  // namespace
 
 cudaError_t backward_keys(const Sm90BackwardParams& p, cudaStream_t stream) {
-  return launch_pass(cyclic_flow_backward_keys_sm90, p, kKeys, stream);
+  return launch_pass(p.in.section == 0 ? &cyclic_flow_backward_keys_sm90<true> : &cyclic_flow_backward_keys_sm90<false>, p, kKeys, stream);
 }
 
 cudaError_t backward_passes(const Sm90BackwardParams& p, cudaStream_t stream) {

@@ -2,14 +2,18 @@
 // dphi, in the letters of sm90_backward_pass.cuh.
 #pragma once
 
+#include <type_traits>
+
 #include "cyfa/kernels/cyclic_flow/sm90_backward_pass.cuh"
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
 
-// phi = U(-clock) b of two rows, as a product's a.
-__device__ __forceinline__ void write_vectors(uint32_t turn0, uint32_t turn8, uint32_t thread, uint32_t (&phi)[8][4]) {
-  const int q = static_cast<int>(thread % 4);
-  const float norm = slot_norm(2);
+// phi = U(-clock) b of two rows, as a product's a. kFirst: of the first section, in which the frequencies begin at zero; it has code of
+// its own since registers are short.
+template <bool kFirst>
+__device__ __forceinline__ void write_vectors(uint32_t turn0, uint32_t turn8, uint32_t thread, const Slots& slots, uint32_t (&phi)[8][4]) {
+  const int q = (kFirst ? 0 : slots.first_pair) + static_cast<int>(thread % 4);
+  const float norm = slots.paired;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     float s0, c0, s8, c8;
@@ -18,21 +22,22 @@ __device__ __forceinline__ void write_vectors(uint32_t turn0, uint32_t turn8, ui
     phi[i / 2][i % 2 * 2] = pack_here(norm * c0, -norm * s0);
     phi[i / 2][i % 2 * 2 + 1] = pack_here(norm * c8, -norm * s8);
   }
-  if (q == 0) phi[0][0] = phi[0][1] = pack(slot_norm(0), 0.0F);
+  if (q == 0) phi[0][0] = phi[0][1] = pack(slots.constant, 0.0F);
 }
 
 // <phi, d> of both rows of a 64 x 128 accumulator, and X(phi, d) / (2 pi / m). phi as the products had it.
 struct WriteTerms {
   float along0 = 0.0F, along8 = 0.0F, slope0 = 0.0F, slope8 = 0.0F;
 
-  template <typename Unpack>
-  __device__ __forceinline__ WriteTerms(const float (&d)[64], const uint32_t (&phi)[8][4], uint32_t thread, const Unpack& unpack_pair) {
-    const int q = static_cast<int>(thread % 4);
+  // `of_pair` is the frequency of the thread's pair i of 16.
+  template <typename Frequency, typename Unpack>
+  __device__ __forceinline__ WriteTerms(const float (&d)[64], const uint32_t (&phi)[8][4], const Frequency& of_pair,
+                                        const Unpack& unpack_pair) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const float2 x0 = unpack_pair(phi[i / 2][i % 2 * 2]);
       const float2 x8 = unpack_pair(phi[i / 2][i % 2 * 2 + 1]);
-      const float j = static_cast<float>(4 * i + q);
+      const float j = of_pair(i);
       along0 = fmaf(x0.x, d[4 * i], fmaf(x0.y, d[4 * i + 1], along0));
       along8 = fmaf(x8.x, d[4 * i + 2], fmaf(x8.y, d[4 * i + 3], along8));
       slope0 = fmaf(j, x0.x * d[4 * i + 1] - x0.y * d[4 * i], slope0);
@@ -146,7 +151,7 @@ struct Pairs {
 
 // One half of a tile, 64 tokens, by one warpgroup. The code is one run for both halves, and rolled over
 // panels: twice as long, it would wait for instructions.
-template <Pass kPass>
+template <Pass kPass, bool kFirst>
 struct HalfTile {
   const PassParams& params;
   PassShared& s;
@@ -169,6 +174,14 @@ struct HalfTile {
 
   // In the key pass anew: else what follows from it alone is kept in registers from tile to tile.
   __device__ __forceinline__ uint32_t thread() const { return kPass == kKeys ? anew(threadIdx.x) : threadIdx.x; }
+  // Frequencies of the thread's pairs. In which type they are added is what leaves each pass its registers.
+  __device__ __forceinline__ auto frequency() const {
+    using Number = std::conditional_t<kPass == kKeys && !kFirst, float, int>;
+    return [q = static_cast<Number>(thread() % 4), &slots = params.w.slots](int i) {
+      const float j = static_cast<float>(static_cast<Number>(4 * i) + q);
+      return kFirst ? j : slots.first + j;
+    };
+  }
   __device__ __forceinline__ uint32_t place() const { return shared_address(&s.place[anew(threadIdx.x) / 32 - 4]); }
   __device__ __forceinline__ int token() const { return static_cast<int>(load_shared(place())); }
   __device__ __forceinline__ int tokens() const { return static_cast<int>(load_shared(place() + 4)); }
@@ -293,7 +306,7 @@ struct HalfTile {
     }
     uint32_t(&phi)[8][4] = found.phi;
     barrier_wait(&s.tokens_full, n() & 1);
-    write_vectors(turn0, turn8, thread(), phi);
+    write_vectors<kFirst>(turn0, turn8, thread(), w.slots, phi);
 
     // Pairs with the tokens t of the own half. dphi has the state's share so far.
     wait_first(kZ);
@@ -306,9 +319,9 @@ struct HalfTile {
     settle(phi);
     settle(d_phi);
     scale_rows(d_phi, s.tokens.to_end(row), s.tokens.to_end(row + 8));
-    const WriteTerms of_end(d_phi, phi, thread(), [](uint32_t x) { return unpack(x); });
+    const WriteTerms of_end(d_phi, phi, frequency(), [](uint32_t x) { return unpack(x); });
     put(w.written[kPass], f0 * of_end.along0, f8 * of_end.along8);
-    put(w.crossing[kPass], kTurn * f0 * of_end.slope0, kTurn * f8 * of_end.slope8);
+    put(w.crossing[kPass], w.slots.turn * f0 * of_end.slope0, w.slots.turn * f8 * of_end.slope8);
     settle(phi);
     settle(d_phi);
     settle(big);
@@ -349,8 +362,8 @@ struct HalfTile {
     found.coefficient0 = f0 * along0 * rate0 * rate0;
     found.coefficient8 = f8 * along8 * rate8 * rate8;
     settle(phi);
-    const WriteTerms all(d_phi, phi, thread(), unpack_again);
-    put(w.turned[kPass], kTurn * f0 * all.slope0, kTurn * f8 * all.slope8);
+    const WriteTerms all(d_phi, phi, frequency(), unpack_again);
+    put(w.turned[kPass], w.slots.turn * f0 * all.slope0, w.slots.turn * f8 * all.slope8);
     f0 *= s.tokens.to_end(row);
     f8 *= s.tokens.to_end(row + 8);
     __syncwarp();

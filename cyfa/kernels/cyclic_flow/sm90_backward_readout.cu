@@ -131,7 +131,7 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
     for (int kk = 0; kk < kM / 16; ++kk) wgmma_half<0>(logits, a[kk], along_columns_128(base, kTable, 16 * kk), kk > 0);
     wgmma_commit();
     wgmma_wait<0>();
-    softmax_rows(logits, kScoreUnit * unit);
+    softmax_rows(logits, kScoreUnit * unit, p.in.M - 1);
     pack_halves(logits, 1.0F, 1.0F, a);
     barrier_wait(&s.tile_done, 1 - parity);  // the last tile's probs
     put_blocks(at + kProbs, strip, a);
@@ -320,8 +320,8 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
       products.add(2 * kk, z[0], z[1], d_scores, [](uint32_t x) { return unpack_half(x); });
       products.add(2 * kk + 1, z[2], z[3], d_scores, [](uint32_t x) { return unpack_half(x); });
     }
-    clock0 = kTurn * quad_sum(fmaf(kScoreUnit, products.slope0, clock0));
-    clock8 = kTurn * quad_sum(fmaf(kScoreUnit, products.slope8, clock8));
+    clock0 = w.slots.turn * quad_sum(fmaf(kScoreUnit, products.slope0, clock0));
+    clock8 = w.slots.turn * quad_sum(fmaf(kScoreUnit, products.slope8, clock8));
     const float along0 = kScoreUnit * quad_sum(products.dot0);
     const float along8 = kScoreUnit * quad_sum(products.dot8);
     if (lane % 4 == 0 && row < tokens) {

@@ -116,9 +116,13 @@ struct Products {
   }
 };
 
-// In place: softmax of `unit` times the rows' 127 logits.
-__device__ __forceinline__ void softmax_rows(float (&d)[64], float unit) {
-  if (threadIdx.x % 4 == 3) d[61] = d[63] = -INFINITY;  // slot m does not exist
+// In place: softmax of `unit` times the rows' m logits.
+__device__ __forceinline__ void softmax_rows(float (&d)[64], float unit, int m) {
+  if (m == kM - 1) {
+    mask_slots<true>(d, m);
+  } else {
+    mask_slots<false>(d, m);
+  }
   float top0 = -INFINITY;
   float top8 = -INFINITY;
 #pragma unroll

@@ -158,7 +158,7 @@ __device__ __forceinline__ float2 passing_through(const Sm90BackwardParams& p, c
     const uint4 x = *reinterpret_cast<const uint4*>(rows + row * to.stride + column);
     whole.x += dot(x, *reinterpret_cast<const uint4*>(from + row * kD + column), s.weight + column);
     const float turned = dot(x, *reinterpret_cast<const uint4*>(from + (row ^ 1) * kD + column), s.weight + column);
-    const float j = static_cast<float>((warp * 16 + row) / 2);
+    const float j = static_cast<float>(w.slots.first_pair + (warp * 16 + row) / 2);
     whole.y = fmaf(row % 2 == 1 ? j : -j, turned, whole.y);
   }
 #pragma unroll
@@ -222,14 +222,12 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
     for (int pass = 0; pass < params.passes; ++pass) {
       const bool keys = share.keys(pass);
       const bool last = walk.segment + 1 == walk.segments;
-      const int64_t base = (static_cast<int64_t>(s.walk[0]) * H + h) * kM * kD;
-      const int64_t mine =
-          base + (keys ? holder_column(thread) * kM + holder_slot(thread) : holder_slot(thread) * kD + holder_column(thread));
+      const int64_t mine = given_state(p.in, s.walk[0], h, keys);
       s.weight[thread] = keys ? w.weight[thread] : 1.0F;
       named_barrier(kProducers + 1, kHolders);
       float state[2][64];
       const float* given = !last ? nullptr : keys ? p.grad_final_k : p.grad_final_v;
-      get_state(state, !kLocal && !last ? carried(place + 1, keys) : nullptr, given != nullptr ? given + mine : nullptr, keys);
+      get_state(state, !kLocal && !last ? carried(place + 1, keys) : nullptr, given != nullptr ? given + mine : nullptr, keys, p.in);
 
 #pragma unroll 1
       for (int step = 0; step < halves.count; ++step) {
@@ -281,7 +279,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
         named_barrier(kProducers + 1, kHolders);
         s.weight[thread] = keys && p.in.q_norm_weight != nullptr ? p.in.q_norm_weight[thread] : 1.0F;
         put_state(state, keys, s.weight, reinterpret_cast<float*>(wide),
-                  (keys ? p.d_initial_k : p.d_initial_v) + (static_cast<int64_t>(s.walk[0]) * H + h) * kM * kD);
+                  (keys ? p.d_initial_k : p.d_initial_v) + given_state(p.in, s.walk[0], h, keys), p.in);
       }
       fence_async_proxy();  // what comes next into the stages comes by copies
       named_barrier(kProducers + 2, kWalkThreads);

@@ -55,7 +55,8 @@ __device__ __forceinline__ void feed(const PassParams& params, PassShared& s) {
 }
 
 // dV of a half tile, a quarter of the columns at a time; `token` and `tokens` become the next tile's.
-__device__ __forceinline__ void values_of_half(const HalfTile<kValues>& tile, int& token, int& tokens) {
+template <bool kFirst>
+__device__ __forceinline__ void values_of_half(const HalfTile<kValues, kFirst>& tile, int& token, int& tokens) {
   const Sm90BackwardParams& p = tile.params.p;
   PassShared& s = tile.s;
   const int strip = tile.strip;
@@ -85,6 +86,7 @@ __device__ __forceinline__ void values_of_half(const HalfTile<kValues>& tile, in
   }
 }
 
+template <bool kFirst>
 __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_values_sm90(const __grid_constant__ PassParams params) {
   extern __shared__ __align__(1024) char raw[];
   PassShared& s = *reinterpret_cast<PassShared*>(raw);
@@ -105,7 +107,7 @@ __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_values_s
 #pragma unroll 1
     while (tokens > 0) {
       const int group = static_cast<int>(threadIdx.x) / 128 - 1;
-      const HalfTile<kValues> tile(params, s, token, tokens, n, __shfl_sync(0xFFFFFFFF, (group + n) % 2, 0));
+      const HalfTile<kValues, kFirst> tile(params, s, token, tokens, n, __shfl_sync(0xFFFFFFFF, (group + n) % 2, 0));
       values_of_half(tile, token, tokens);
       n = tile.n() + 1;
     }
@@ -116,7 +118,8 @@ __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_values_s
 }  // namespace
 
 cudaError_t backward_values(const Sm90BackwardParams& p, cudaStream_t stream) {
-  return launch_pass(cyclic_flow_backward_values_sm90, p, kValues, stream);
+  return launch_pass(p.in.section == 0 ? &cyclic_flow_backward_values_sm90<true> : &cyclic_flow_backward_values_sm90<false>, p, kValues,
+                     stream);
 }
 
 }  // namespace cyfa::cyclic_flow::sm90_backward_stages

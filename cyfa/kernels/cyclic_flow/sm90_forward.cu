@@ -9,15 +9,16 @@
 
 namespace cyfa::cyclic_flow {
 
-Sm90KeptBytes sm90_kept_bytes(int64_t T, int64_t H, int64_t tiles) {
-  return {T * H * 20, (tiles * H * 2 + 1) * kM * kD * 2, H * kM * kM * 2 + (H + kD) * 4, T * H * kM * 2};
+Sm90KeptBytes sm90_kept_bytes(int64_t T, int64_t H, int64_t tiles, int64_t M) {
+  const int64_t P = sm90_filled_slots(M);
+  return {T * H * 20, (tiles * H * 2 + 1) * P * kD * 2, H * P * P * 2 + (H + kD) * 4, T * H * P * 2};
 }
 
 int64_t sm90_forward_workspace(const Sm90ForwardParams& p) { return workspace_of(p).bytes; }
 
 const char* sm90_forward_refusal(const Sm90ForwardParams& p) {
   if (p.K != kD || p.V != kD) return "head sizes other than 256 have no sm90 kernel yet";
-  if (p.M != kM) return "slot counts other than 128 have no sm90 kernel yet";
+  if (p.M < kLeastSlots || p.M > kM || p.M % 4 != 0) return "M (num_slots) is not a multiple of 4 from 64 to 128";
   if (p.T > INT32_MAX - kC) return "the sm90 kernels count tokens in 31 bits";
   return nullptr;
 }

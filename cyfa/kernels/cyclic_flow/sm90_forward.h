@@ -9,8 +9,8 @@ namespace cyfa::cyclic_flow {
 
 // A tile is 128 tokens of one sequence, fewer only at its end; the tiles of a sequence follow one another.
 struct Tile {
-  int64_t token;     // first token on the flat token axis
-  int32_t tokens;    // 1 .. 128
+  int64_t token;   // first token on the flat token axis
+  int32_t tokens;  // 1 .. 128
   int32_t sequence;
 };
 
@@ -19,51 +19,57 @@ constexpr int kTileTokens = 128;
 // What forward finds on its way and backward needs: device memory of the caller. Sizes in bytes from sm90_kept_bytes.
 struct Sm90Kept {
   void* tokens = nullptr;  // clocks, sums of gates, rates of k and q
-  void* states = nullptr;  // [tiles, H, 2, M, D] bf16 at tile starts
+  void* states = nullptr;  // [sections, tiles, H, 2, 128, D] bf16 at tile starts
   void* tables = nullptr;  // the readout table in half precision, the norms' weights
-  void* scores = nullptr;  // [T, H, M] half precision; null where no backward will follow
+  void* scores = nullptr;  // [T, H, P] half precision; null where no backward will follow
 };
 struct Sm90KeptBytes {
   int64_t tokens, states, tables, scores;
 };
 
+// The kernels hold slots in sections of 128; P is M filled up to whole sections.
+constexpr int kSectionSlots = 128;
+__host__ __device__ constexpr int32_t sm90_sections(int64_t M) { return static_cast<int32_t>((M + kSectionSlots - 1) / kSectionSlots); }
+__host__ __device__ constexpr int64_t sm90_filled_slots(int64_t M) { return sm90_sections(M) * int64_t{kSectionSlots}; }
+
 // Device memory. Token arrays are [T, H, ...] with the given distance between tokens, heads one after another.
 struct Sm90ForwardParams {
   int64_t T = 0;
   int32_t N = 0, H = 0, K = 0, V = 0, M = 0, tiles = 0;
-  const Tile* tile = nullptr;              // [tiles]
-  const int32_t* first_tile = nullptr;     // [N + 1]
-  const void* q = nullptr;                 // bf16
+  const Tile* tile = nullptr;           // [tiles]
+  const int32_t* first_tile = nullptr;  // [N + 1]
+  const void* q = nullptr;              // bf16
   const void* k = nullptr;
   const void* v = nullptr;
   int64_t q_stride = 0, k_stride = 0, v_stride = 0;
-  const float* log_alpha = nullptr;        // [T, H]
+  const float* log_alpha = nullptr;  // [T, H]
   const float* delta = nullptr;
   const float* beta = nullptr;
-  const void* table = nullptr;             // [H, 2, M, M] bf16: R Phi in stored order as high and low part
-  const float* q_norm_weight = nullptr;    // [K] or null
+  const void* table = nullptr;           // [H, 2, P, P] bf16: R Phi in stored order as high and low part, then zeros
+  const float* q_norm_weight = nullptr;  // [K] or null
   const float* k_norm_weight = nullptr;
   float scale = 1.0F, norm_eps = 1e-6F;
-  const float* initial_k = nullptr;        // [N, H, K, M] or null
-  const float* initial_v = nullptr;        // [N, H, M, V] or null
-  const double* initial_clock = nullptr;   // [N, H] or null
-  void* o = nullptr;                       // [T, H, V] bf16
-  float* final_k = nullptr;                // [N, H, K, M]
+  const float* initial_k = nullptr;       // [N, H, K, M] or null
+  const float* initial_v = nullptr;       // [N, H, M, V] or null
+  const double* initial_clock = nullptr;  // [N, H] or null
+  void* o = nullptr;                      // [T, H, V] bf16
+  float* final_k = nullptr;               // [N, H, K, M]
   float* final_v = nullptr;
   double* final_clock = nullptr;
   // Rows are normalised before everything else instead of inside the kernels; needed where a state comes from outside (initial_k), or a
   // gradient does: these have k's weight already.
   bool normalise_first = false;
   Sm90Kept kept;
-  void* workspace = nullptr;               // sm90_forward_workspace bytes
-  int32_t longest = 0;                     // tiles of the longest sequence, which saves workspace; 0: not known
+  void* workspace = nullptr;  // sm90_forward_workspace bytes
+  int32_t longest = 0;        // tiles of the longest sequence, which saves workspace; 0: not known
+  int32_t section = 0;        // of a launch that is for one section
 };
 
 // The table of Sm90ForwardParams from a readout [H, m, m].
 cudaError_t sm90_readout_table(const float* readout, int32_t H, int32_t M, void* table, cudaStream_t stream);
 
 // `tiles` may be more than there are.
-Sm90KeptBytes sm90_kept_bytes(int64_t T, int64_t H, int64_t tiles);
+Sm90KeptBytes sm90_kept_bytes(int64_t T, int64_t H, int64_t tiles, int64_t M);
 int64_t sm90_forward_workspace(const Sm90ForwardParams& p);
 const char* sm90_forward_refusal(const Sm90ForwardParams& p);
 cudaError_t sm90_forward(const Sm90ForwardParams& p, cudaStream_t stream);

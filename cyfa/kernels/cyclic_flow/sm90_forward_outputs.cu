@@ -196,9 +196,10 @@ __device__ __forceinline__ void scale_rows(float (&d)[64], float factor0, float 
   }
 }
 
-// exp(unit * (logit - the row's largest)), the last slot left out, packed in half precision; the sums of the rows.
-__device__ __forceinline__ void softmax_and_pack(float (&d)[64], float unit, float& sum0, float& sum8, uint32_t (&a)[8][4]) {
-  if (threadIdx.x % 4 == 3) d[61] = d[63] = -INFINITY;  // slot m does not exist
+// exp(unit * (logit - the row's largest)), the m slots that exist, packed in half precision; the sums of the rows.
+template <bool kAllSlots>
+__device__ __forceinline__ void softmax_and_pack(float (&d)[64], float unit, int m, float& sum0, float& sum8, uint32_t (&a)[8][4]) {
+  mask_slots<kAllSlots>(d, m);
   float top0 = -INFINITY;
   float top8 = -INFINITY;
 #pragma unroll
@@ -237,6 +238,7 @@ __device__ __forceinline__ void softmax_and_pack(float (&d)[64], float unit, flo
 
 // One half of a tile: the 64 tokens of which the warp's are strip .. strip + 15. The code is one run of some 3,000 instructions for both
 // halves and rolled where it can be: twice as long, it waited for instructions a third of the time.
+template <bool kAllSlots>
 __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, const Workspace& w, Shared& s, int strip, int h, int parity,
                                                 float unit) {
   const int lane = threadIdx.x % 32;
@@ -344,7 +346,7 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   wgmma_commit();
   wgmma_wait<0>();
   float sum0, sum8;
-  softmax_and_pack(logits, kScoreUnit * unit, sum0, sum8, a);
+  softmax_and_pack<kAllSlots>(logits, kScoreUnit * unit, p.M - 1, sum0, sum8, a);
   settle(a);
   wgmma_fence();
 #pragma unroll
@@ -411,6 +413,7 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   store_rows(o[1], to + 128, stride, tokens - strip);
 }
 
+template <bool kAllSlots>
 __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_outputs_sm90(const __grid_constant__ OutputsParams params) {
   extern __shared__ __align__(1024) char raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
@@ -444,7 +447,7 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_outputs_sm90(
     barrier_wait(&s.table_full, 0);
     const int strip = static_cast<int>(__shfl_sync(0xFFFFFFFF, 16 * (threadIdx.x / 32 - 4), 0));
     int parity = 0;
-    for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) outputs_of_half(p, w, s, strip, share.h, parity, unit);
+    for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) outputs_of_half<kAllSlots>(p, w, s, strip, share.h, parity, unit);
   }
 }
 
@@ -461,17 +464,17 @@ cudaError_t sm90_forward_outputs(const Sm90ForwardParams& p, cudaStream_t stream
   if (status == cudaSuccess)
     status = make_tensor_map(params.states, w.states, (static_cast<int64_t>(p.tiles) * p.H * 2 + 1) * kM, kD, kD, kM);
   if (status == cudaSuccess) status = make_tensor_map(params.table, w.table, static_cast<int64_t>(p.H) * kM, kM, kM, kM);
+  const auto kernel = p.M == kM ? &cyclic_flow_forward_outputs_sm90<true> : &cyclic_flow_forward_outputs_sm90<false>;
   int device = 0;
   int multiprocessors = 0;
   if (status == cudaSuccess) status = cudaGetDevice(&device);
   if (status == cudaSuccess) status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (status == cudaSuccess) {
-    status = cudaFuncSetAttribute(cyclic_flow_forward_outputs_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(sizeof(Shared)));
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(Shared)));
   }
   if (status != cudaSuccess) return status;
   const int lanes = std::min(p.tiles, std::max(1, multiprocessors / p.H));
-  cyclic_flow_forward_outputs_sm90<<<lanes * p.H, kThreads, sizeof(Shared), stream>>>(params);
+  kernel<<<lanes * p.H, kThreads, sizeof(Shared), stream>>>(params);
   return cudaGetLastError();
 }
 

@@ -76,8 +76,9 @@ __device__ void prepare_tile(const Sm90ForwardParams& p, const Workspace& w, int
 }
 
 // A power of two above the table's largest entry is taken out, so that half precision serves tables of any size.
+template <int kP>
 __device__ void prepare_table(const Sm90ForwardParams& p, const Workspace& w, int h) {
-  constexpr int kPieces = kM * kM / 8;
+  constexpr int kPieces = kP * kP / 8;
   __shared__ float tops[kC / 32];
   const uint4* high = static_cast<const uint4*>(p.table) + static_cast<int64_t>(h) * 2 * kPieces;
   // Eight entries of the table from their high and low parts.
@@ -139,20 +140,21 @@ __global__ void __launch_bounds__(kC) cyclic_flow_forward_prepare_sm90(const __g
   if (block == 0) {
     prepare_rest(p, w);
   } else if (block <= p.H) {
-    prepare_table(p, w, block - 1);
+    prepare_table<kM>(p, w, block - 1);
   } else {
     prepare_tile(p, w, (block - 1 - p.H) / p.H, (block - 1 - p.H) % p.H);
   }
 }
 
-// A row of R Phi a block, a stored coordinate a thread, as high and low part. Phi of slot s and frequency j is a cosine or sine of s j / m
-// turns, so m values of each are all there are.
+// A row of R Phi a block, a stored coordinate a thread, as high and low part; zeros up to P rows and coordinates. Phi of slot s and
+// frequency j is a cosine or sine of s j / m turns, so m values of each are all there are.
 __global__ void cyclic_flow_forward_table_sm90(const float* readout, int m, bf16* table) {
+  const int P = static_cast<int>(blockDim.x);
   extern __shared__ float shared[];
   float* row = shared;
   float2* turned = reinterpret_cast<float2*>(shared + m + 1);
-  const int h = blockIdx.x / (m + 1);
-  const int r = blockIdx.x % (m + 1);
+  const int h = static_cast<int>(blockIdx.x) / P;
+  const int r = static_cast<int>(blockIdx.x) % P;
   const int c = static_cast<int>(threadIdx.x);
   if (c < m) {
     double sine, cosine;
@@ -167,17 +169,19 @@ __global__ void cyclic_flow_forward_table_sm90(const float* readout, int m, bf16
     sum = fmaf(row[s], c % 2 == 0 ? turned[at].x : turned[at].y, sum);
     at = at + j < m ? at + j : at + j - m;
   }
-  const float entry = sum * static_cast<float>(sqrt((j == 0 ? 1.0 : 2.0) / m));  // coordinate 1 is the sine of frequency 0: nothing
+  // Coordinate 1 is the sine of frequency 0: nothing.
+  const float entry = c <= m ? sum * static_cast<float>(sqrt((j == 0 ? 1.0 : 2.0) / m)) : 0.0F;
   const bf16 high = __float2bfloat16(entry);
-  bf16* to = table + (static_cast<int64_t>(h) * 2 * (m + 1) + r) * (m + 1) + c;
+  bf16* to = table + (static_cast<int64_t>(h) * 2 * P + r) * P + c;
   to[0] = high;
-  to[(m + 1) * (m + 1)] = __float2bfloat16(entry - __bfloat162float(high));
+  to[P * P] = __float2bfloat16(entry - __bfloat162float(high));
 }
 
 }  // namespace
 
 cudaError_t sm90_readout_table(const float* readout, int32_t H, int32_t M, void* table, cudaStream_t stream) {
-  cyclic_flow_forward_table_sm90<<<H * M, M, M * 12, stream>>>(readout, M - 1, static_cast<bf16*>(table));
+  const int P = static_cast<int>(sm90_filled_slots(M));
+  cyclic_flow_forward_table_sm90<<<H * P, P, M * 12, stream>>>(readout, M - 1, static_cast<bf16*>(table));
   return cudaGetLastError();
 }
 

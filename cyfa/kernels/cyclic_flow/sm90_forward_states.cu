@@ -129,7 +129,7 @@ __device__ __forceinline__ void produce(const StatesParams& params, const Worksp
     char* to = writes + stage * kStageNarrow;
 #pragma unroll 2
     for (int piece = piece0; piece < piece0 + 8; ++piece) {
-      *reinterpret_cast<uint4*>(to + piece_offset(kHalf, row, piece)) = write_piece(turn, factor, piece);
+      *reinterpret_cast<uint4*>(to + piece_offset(kHalf, row, piece)) = write_piece(turn, factor, piece, w.slots);
     }
     if (thread == 0) s.whole[stage] = whole;
     fence_async_proxy();
@@ -183,17 +183,15 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_forward_states_sm
     const int thread = static_cast<int>(threadIdx.x) - kProducers * 128;
     const int group = thread / 128;
     const int lane = thread % 32;
-    const int64_t base = (static_cast<int64_t>(walk.n) * p.H + h) * kM * kD;
     const bool begun = walk.segment > 0 || !starts_from_nothing(p);
 #pragma unroll 1
     for (int pass = 0; pass < params.passes; ++pass) {
       const bool keys = keys_at(pass);
-      const int64_t mine =
-          base + (keys ? holder_column(thread) * kM + holder_slot(thread) : holder_slot(thread) * kD + holder_column(thread));
+      const int64_t mine = given_state(p, walk.n, h, keys);
       float state[2][64];  // [64 slots, 2 x 128 columns] of this warpgroup
       const float* given = walk.segment > 0 ? nullptr : keys ? p.initial_k : p.initial_v;
       get_state(state, !kLocal && walk.segment > 0 ? carried_state(w, p, place - 1, h, keys ? 0 : 1) + thread : nullptr,
-                given != nullptr ? given + mine : nullptr, keys);
+                given != nullptr ? given + mine : nullptr, keys, p);
 
 #pragma unroll 1
       for (int half = 0; half < halves.count; ++half) {
@@ -232,7 +230,8 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_forward_states_sm
       } else if (walk.segment + 1 == walk.segments) {
         named_barrier(kProducers + 1, kHolders);
         s.weight[thread] = keys && p.k_norm_weight != nullptr ? p.k_norm_weight[thread] : 1.0F;
-        put_state(state, keys, s.weight, reinterpret_cast<float*>(tiles), (keys ? p.final_k : p.final_v) + base);
+        put_state(state, keys, s.weight, reinterpret_cast<float*>(tiles), (keys ? p.final_k : p.final_v) + given_state(p, walk.n, h, keys),
+                  p);
       }
       fence_async_proxy();  // what comes next into the stages comes by copies
       named_barrier(kProducers + 2, kWalkThreads);

@@ -8,8 +8,11 @@ namespace cyfa::cyclic_flow {
 
 using hopper::bf16;
 
-constexpr int kC = kTileTokens;                     // tokens of a tile
-constexpr int kM = 128;                             // stored slots
+constexpr int kC = kTileTokens;  // tokens of a tile
+// Stored slots of a section: what one launch knows of a state. Where there are fewer, the table has zeros for the rest: their rows of the
+// states are like others, but nothing reads them.
+constexpr int kM = kSectionSlots;
+constexpr int kLeastSlots = 64;                     // fewer cost as much as 128: the portable path's
 constexpr int kD = 256;                             // widths of keys and values
 constexpr float kRadians = 1.4629180792671596e-9F;  // 2 pi / 2^32
 
@@ -18,22 +21,38 @@ constexpr float kRadians = 1.4629180792671596e-9F;  // 2 pi / 2^32
 constexpr int kWalkTiles = 32;
 constexpr int kSegmentTiles = 16;
 
+// Numbers of a launch that follow from M and its section.
+struct Slots {
+  int first_pair;  // frequency of the section's first pair
+  float first;     // the same
+  float constant;  // factor of a write vector's DC
+  float paired;    // and of its cosines and sines
+  float turn;      // 2 pi / m
+};
+
+__host__ __device__ inline Slots slots_of(const Sm90ForwardParams& p) {
+  const float m = static_cast<float>(p.M - 1);
+  const int first = p.section * (kM / 2);
+  return {first, static_cast<float>(first), 1.0F / sqrtf(m), sqrtf(2.0F / m), 6.283185307179586F / m};
+}
+
 struct Workspace {
   // Kept for backward.
   float2* gate;    // [H, T] sum of log2(alpha) from the tile's start, as high and low part
   uint32_t* turn;  // [H, T] clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
   float* rate[2];  // [H, T] 1 / rms of each key and of each query, 1 where they have no norm
-  bf16* states;    // [tiles, H, 2, M, D] at the tile's start, slots by columns; keys without their norm's weight. Then zeros, [M, D], for
-                   // tiles that start from nothing: theirs are not stored
-  __half* table;   // [H, M, M]
+  bf16* states;    // of the section: [tiles, H, 2, kM, D] at the tile's start, slots by columns; keys without their norm's weight. Then
+                 // zeros, [kM, D], for tiles that start from nothing: theirs are not stored
+  __half* table;      // [H, P, P]
   float* table_unit;  // [H] power of two by which the table was divided before it became half precision
   float* weight;      // [K] product of the norm weights of q and k
-  __half* scores;     // [T, H, M] after the rotation, divided by kScoreUnit
+  __half* scores;     // [T, H, P] after the rotation, divided by kScoreUnit
   // Not kept.
   double* advance;  // [H, tiles] sum of delta over the tile
   float* carried;   // [segments, H, 2, M * D] state at the end of every segment but a sequence's last; only where a sequence is cut
   bf16* rows[2];    // [T, H, D] normalised k and q, only with normalise_first
   int64_t bytes;
+  Slots slots;
 };
 
 constexpr float kScoreUnit = 64.0F;  // scores are divided by it before they become half precision, which ends at 65,504
@@ -63,15 +82,16 @@ __host__ __device__ inline Workspace workspace_of(const Sm90ForwardParams& p) {
   w.turn = reinterpret_cast<uint32_t*>(w.gate + units);
   w.rate[0] = reinterpret_cast<float*>(w.turn + units);
   w.rate[1] = w.rate[0] + units;
-  w.states = static_cast<bf16*>(p.kept.states);
+  w.states = static_cast<bf16*>(p.kept.states) + p.section * (static_cast<int64_t>(p.tiles) * p.H * 2 + 1) * kM * kD;
   w.table = static_cast<__half*>(p.kept.tables);
-  w.table_unit = reinterpret_cast<float*>(w.table + static_cast<int64_t>(p.H) * kM * kM);
+  w.table_unit = reinterpret_cast<float*>(w.table + p.H * sm90_filled_slots(p.M) * sm90_filled_slots(p.M));
   w.weight = w.table_unit + p.H;
   w.scores = static_cast<__half*>(p.kept.scores);
   w.advance = reinterpret_cast<double*>(take(static_cast<int64_t>(p.tiles) * p.H * 8));
   w.carried = reinterpret_cast<float*>(take(has_segments(p) ? static_cast<int64_t>(segment_places(p)) * p.H * 2 * kM * kD * 4 : 0));
   for (bf16*& rows : w.rows) rows = reinterpret_cast<bf16*>(take(normalises_first(p) ? units * kD * 2 : 0));
   w.bytes = at;
+  w.slots = slots_of(p);
   return w;
 }
 
@@ -92,10 +112,11 @@ __device__ __forceinline__ float* carried_state(const Workspace& w, const Sm90Fo
   return w.carried + ((static_cast<int64_t>(place) * p.H + h) * 2 + which) * kM * kD;
 }
 
-__device__ __forceinline__ float slot_norm(int slot) {
-  constexpr float m = kM - 1;
-  return slot == 0 ? rsqrtf(m) : slot == 1 ? 0.0F : rsqrtf(0.5F * m);
+// Where a head's state [K, M] or [M, V] has the section's first slot, and how many of the section's slots it has.
+__host__ __device__ inline int64_t given_state(const Sm90ForwardParams& p, int n, int h, bool keys) {
+  return (static_cast<int64_t>(n) * p.H + h) * p.M * kD + p.section * kM * (keys ? 1 : kD);
 }
+__host__ __device__ inline int given_slots(const Sm90ForwardParams& p) { return p.M - p.section * kM < kM ? p.M - p.section * kM : kM; }
 
 // Results below the smallest normal number are zero.
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -109,17 +130,17 @@ __device__ __forceinline__ float gate_between(float2 later, float2 earlier) {
   return exp2_fast((later.x - earlier.x) + (later.y - earlier.y));
 }
 
-// Slots 8 piece .. 8 piece + 7 of a token's write vector times `factor`, as bf16 or in half precision.
+// Slots 8 piece .. 8 piece + 7 of the section, of a token's write vector times `factor`, as bf16 or in half precision.
 template <bool kHalfPrecision = false>
-__device__ __forceinline__ uint4 write_piece(uint32_t turn, float factor, int piece) {
+__device__ __forceinline__ uint4 write_piece(uint32_t turn, float factor, int piece, const Slots& slots) {
   uint32_t x[4];
-  const float norm = factor * slot_norm(2);
+  const float norm = factor * slots.paired;
   const auto phase = [&](uint32_t j, float& sine, float& cosine) {
     __sincosf(static_cast<float>(static_cast<int32_t>(turn * j)) * kRadians, &sine, &cosine);
   };
   // Frequencies one after another are products with that of frequency one.
   float sine, cosine, sine1, cosine1;
-  phase(4 * piece, sine, cosine);
+  phase(slots.first_pair + 4 * piece, sine, cosine);
   phase(1, sine1, cosine1);
   sine *= norm;
   cosine *= norm;
@@ -130,7 +151,9 @@ __device__ __forceinline__ uint4 write_piece(uint32_t turn, float factor, int pi
     sine = sine * cosine1 + cosine * sine1;
     cosine = next;
   }
-  if (piece == 0) x[0] = kHalfPrecision ? hopper::pack_half(factor * slot_norm(0), 0.0F) : hopper::pack(factor * slot_norm(0), 0.0F);
+  if (slots.first_pair + piece == 0) {
+    x[0] = kHalfPrecision ? hopper::pack_half(factor * slots.constant, 0.0F) : hopper::pack(factor * slots.constant, 0.0F);
+  }
   return make_uint4(x[0], x[1], x[2], x[3]);
 }
 

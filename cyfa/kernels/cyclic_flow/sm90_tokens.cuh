@@ -40,6 +40,20 @@ struct Share {
   }
 };
 
+// Slots from m on do not exist: logits that a softmax does not see. With kAll m is kM - 1.
+template <bool kAll>
+__device__ __forceinline__ void mask_slots(float (&d)[64], int m) {
+  const int q = static_cast<int>(threadIdx.x % 4);
+  if constexpr (kAll) {
+    if (q == 3) d[61] = d[63] = -INFINITY;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      if (8 * (i / 4) + i % 2 >= m - 2 * q) d[i] = -INFINITY;
+    }
+  }
+}
+
 // The cosine and sine of frequency j at a clock.
 __device__ __forceinline__ float2 rotation(uint32_t turn, uint32_t j) {
   float sine, cosine;
@@ -117,7 +131,7 @@ __device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Wo
       const float beta1 = __shfl_sync(0xFFFFFFFF, beta[1], i);
       const int to = 2 * (warp + kWarps * i) + lane / 16;
       *reinterpret_cast<uint4*>(s.writes + hopper::piece_offset(kC, to, piece)) =
-          write_piece<true>(lane < 16 ? turn0 : turn1, lane < 16 ? beta0 : beta1, piece);
+          write_piece<true>(lane < 16 ? turn0 : turn1, lane < 16 ? beta0 : beta1, piece, w.slots);
     }
     hopper::fence_async_proxy();
     hopper::barrier_arrive(&s.tokens_full);

@@ -74,10 +74,6 @@ __device__ __forceinline__ int parity_of(int half, int before) {
   return half / kStages + (before - half % kStages + kStages - 1) / kStages & 1;
 }
 
-// Where register i of a thread's state lies in memory, from the thread's first place on: [K, M] for keys, [M, V] for values.
-__device__ constexpr int key_place(int i) { return (8 * (i / 4) + i % 2) * kM + 8 * (i / 2 % 2); }
-__device__ constexpr int value_place(int i) { return 8 * (i / 2 % 2) * kD + 8 * (i / 4) + i % 2; }
-
 // First slot (and that + 8) and first column of a holder.
 __device__ __forceinline__ int holder_slot(uint32_t thread) {
   return 16 * static_cast<int>(thread / 32) + static_cast<int>(thread % 32 / 4);
@@ -85,17 +81,23 @@ __device__ __forceinline__ int holder_slot(uint32_t thread) {
 __device__ __forceinline__ int holder_column(uint32_t thread) { return 2 * static_cast<int>(thread % 4); }
 
 // The state of a block's holders, [64 slots, 2 x 128 columns] of each warpgroup: from where a segment before it left it, from `given` in
-// the order of memory, or nothing.
-__device__ __forceinline__ void get_state(float (&state)[2][64], const float* carried, const float* given, bool keys) {
+// the order of memory ([K, M] for keys, [M, V] for values, from the section's first slot on), or nothing.
+__device__ __forceinline__ void get_state(float (&state)[2][64], const float* carried, const float* given, bool keys,
+                                          const Sm90ForwardParams& p) {
+  const int slot = holder_slot(threadIdx.x % kHolders);
+  const int column0 = holder_column(threadIdx.x % kHolders);
+  const auto has = [&](int i) { return slot + 8 * (i / 2 % 2) < given_slots(p); };
   if (carried != nullptr) {
 #pragma unroll
     for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = carried[i * kHolders];
   } else if (given != nullptr && keys) {
 #pragma unroll
-    for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = given[key_place(i)];
+    for (int i = 0; i < 128; ++i)
+      state[i / 64][i % 64] = has(i) ? given[(column0 + 8 * (i / 4) + i % 2) * p.M + slot + 8 * (i / 2 % 2)] : 0.0F;
   } else if (given != nullptr) {
 #pragma unroll
-    for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = given[value_place(i)];
+    for (int i = 0; i < 128; ++i)
+      state[i / 64][i % 64] = has(i) ? given[(slot + 8 * (i / 2 % 2)) * kD + column0 + 8 * (i / 4) + i % 2] : 0.0F;
   } else {
 #pragma unroll
     for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = 0.0F;
@@ -107,9 +109,10 @@ __device__ __forceinline__ void carry_state(const float (&state)[2][64], float* 
   for (int i = 0; i < 128; ++i) carried[i * kHolders] = state[i / 64][i % 64];
 }
 
-// The whole state to memory, columns of keys times their weights, by way of the stages, which nothing uses any more: rows of memory, a
-// little apart so that no bank is hit twice at once.
-__device__ __forceinline__ void put_state(const float (&state)[2][64], bool keys, const float* weight, float* rows, float* to) {
+// The whole state to memory, as get_state finds it, columns of keys times their weights, by way of the stages, which nothing uses any more:
+// rows of memory, a little apart so that no bank is hit twice at once.
+__device__ __forceinline__ void put_state(const float (&state)[2][64], bool keys, const float* weight, float* rows, float* to,
+                                          const Sm90ForwardParams& p) {
   uint32_t thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));  // found again: registers are short in between
   thread %= kHolders;
@@ -133,7 +136,11 @@ __device__ __forceinline__ void put_state(const float (&state)[2][64], bool keys
   }
   named_barrier(kProducers + 1, kHolders);
   for (int i = 4 * static_cast<int>(thread); i < kM * kD; i += 4 * kHolders) {
-    *reinterpret_cast<float4*>(to + i) = *reinterpret_cast<const float4*>(rows + i / width * pitch + i % width);
+    const int row = i / width;
+    const int column = i % width;
+    if ((keys ? column : row) < given_slots(p)) {
+      *reinterpret_cast<float4*>(to + row * (keys ? p.M : kD) + column) = *reinterpret_cast<const float4*>(rows + row * pitch + column);
+    }
   }
 }
 
