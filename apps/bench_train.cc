@@ -1,7 +1,10 @@
 // cyfa bench train: tokens a second of whole training steps: forward, backward, clipping, AdamW.
 #include <ATen/Parallel.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
 
+#include <algorithm>
 #include <iostream>
+#include <map>
 
 #include "apps/commands.h"
 #include "apps/machine.h"
@@ -17,40 +20,98 @@ struct Options {
   std::string config, json;
   Recipe recipe;
   int repeats = 5;
+  bool kernels = false;
+};
+
+// Prints what the GPU did between construction and print().
+class KernelTable {
+ public:
+  KernelTable() {
+    namespace impl = torch::profiler::impl;
+    const impl::ProfilerConfig config(impl::ProfilerState::KINETO);
+    const std::set<impl::ActivityType> activities = {impl::ActivityType::CPU, impl::ActivityType::CUDA};
+    torch::autograd::profiler::prepareProfiler(config, activities);
+    torch::autograd::profiler::enableProfiler(config, activities);
+  }
+
+  void print() const {
+    struct Kernel {
+      double ms = 0;
+      int64_t count = 0;
+    };
+    std::map<std::string, Kernel> kernels;
+    double total = 0;
+    const auto result = torch::autograd::profiler::disableProfiler();
+    for (const auto& event : result->events()) {
+      if (event.deviceType() != at::kCUDA) continue;
+      Kernel& kernel = kernels[event.name()];
+      const double ms = static_cast<double>(event.durationNs()) * 1e-6;
+      kernel.ms += ms;
+      kernel.count += 1;
+      total += ms;
+    }
+    std::vector<std::pair<std::string, Kernel>> sorted(kernels.begin(), kernels.end());
+    std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second.ms > b.second.ms; });
+    std::cout << text("%9s %6s %6s  kernel (one step, %.1f ms of GPU time)\n", "ms", "share", "calls", total);
+    for (const auto& [name, kernel] : sorted) {
+      std::cout << text("%9.2f %5.1f%% %6lld  %s\n", kernel.ms, 100 * kernel.ms / total, static_cast<long long>(kernel.count),
+                        name.substr(0, 120).c_str());
+    }
+  }
 };
 
 int run_train(const Options& options) {
   Recipe recipe = options.recipe;
   if (recipe.threads > 0) at::set_num_threads(static_cast<int>(recipe.threads));
   recipe.model = options.config;
-  recipe.steps = options.repeats + 1;
+  recipe.steps = options.repeats + (options.kernels ? 2 : 1);
   recipe.warmup = 0;
   const at::Device device = parse_device(recipe.device);
+  if (options.kernels && !device.is_cuda()) throw std::invalid_argument("--kernels lists the kernels of a GPU; it needs --device cuda");
   CausalLM model(ModelConfig::read(options.config));
   model.initialise(1, at::kFloat, device);
   at::manual_seed(1);
   const at::Tensor ids = at::randint(0, model.config().vocab_size, {recipe.batch / recipe.accumulate, recipe.context + 1}, at::kLong);
   const TrainBatch batch{ids.narrow(1, 0, recipe.context), ids.narrow(1, 1, recipe.context), std::nullopt};
-  Trainer trainer(model, recipe, [&](int64_t) { return batch; }, {}, nullptr);
+  Trainer trainer(
+      model, recipe, [&](int64_t) { return batch; }, {}, nullptr);
   std::vector<double> seconds;
   double last = 0;
+  std::optional<KernelTable> kernels;
   trainer.on_step = [&](const Json& row) {
     const auto now = row.at("seconds").get<double>();
-    if (row.at("step").get<int64_t>() > 1) seconds.push_back(now - last);  // the first step also warms up
+    const auto step = row.at("step").get<int64_t>();
+    if (step > 1 && step <= options.repeats + 1) seconds.push_back(now - last);  // the first step also warms up
     last = now;
+    if (options.kernels && step == options.repeats + 1) kernels.emplace();
   };
   trainer.run();
   const Timing t = summarise(seconds);
   const auto tokens = static_cast<double>(recipe.batch * recipe.context);
-  const Json row = {{"impl", "cyfa"}, {"op", "train"}, {"model", std::filesystem::path(options.config).stem().string()}, {"dtype", recipe.dtype},
-                    {"device", recipe.device}, {"B", recipe.batch}, {"T", recipe.context}, {"ms", t.median * 1e3}, {"ms_p10", t.p10 * 1e3},
-                    {"ms_p90", t.p90 * 1e3}, {"repeats", t.repeats}, {"tokens_per_s", tokens / t.median}, {"parameters", model.table().numel()},
-                    {"peak_memory_mb", static_cast<double>(peak_resident_bytes()) * 1e-6}, {"threads", at::get_num_threads()}, {"commit", commit()},
-                    {"date", utc_date()}, {"machine", cpu_model()}};
+  const Json row = {{"impl", "cyfa"},
+                    {"op", "train"},
+                    {"model", std::filesystem::path(options.config).stem().string()},
+                    {"dtype", recipe.dtype},
+                    {"device", recipe.device},
+                    {"B", recipe.batch},
+                    {"T", recipe.context},
+                    {"ms", t.median * 1e3},
+                    {"ms_p10", t.p10 * 1e3},
+                    {"ms_p90", t.p90 * 1e3},
+                    {"repeats", t.repeats},
+                    {"tokens_per_s", tokens / t.median},
+                    {"parameters", model.table().numel()},
+                    {"peak_memory_mb", static_cast<double>(peak_resident_bytes()) * 1e-6},
+                    {"threads", at::get_num_threads()},
+                    {"commit", commit()},
+                    {"date", utc_date()},
+                    {"machine", cpu_model()}};
   if (options.json != "-") {
-    std::cout << text("%s %s  B%lld T%lld: %.0f ms a step (p10 %.0f, p90 %.0f), %.0f tokens/s\n", row["model"].get<std::string>().c_str(), recipe.dtype.c_str(),
-                      static_cast<long long>(recipe.batch), static_cast<long long>(recipe.context), t.median * 1e3, t.p10 * 1e3, t.p90 * 1e3, tokens / t.median);
+    std::cout << text("%s %s  B%lld T%lld: %.0f ms a step (p10 %.0f, p90 %.0f), %.0f tokens/s\n", row["model"].get<std::string>().c_str(),
+                      recipe.dtype.c_str(), static_cast<long long>(recipe.batch), static_cast<long long>(recipe.context), t.median * 1e3,
+                      t.p10 * 1e3, t.p90 * 1e3, tokens / t.median);
   }
+  if (kernels) kernels->print();
   if (!options.json.empty()) write_rows(options.json, Json::array({row}));
   return kDone;
 }
@@ -71,6 +132,7 @@ void add_bench_train(CLI::App& bench, Action& action) {
   command->add_option("--device", r.device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   command->add_option("--threads", r.threads, "0: one per core")->check(CLI::NonNegativeNumber)->capture_default_str();
   command->add_option("--repeats", options->repeats, "Timed steps")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_flag("--kernels", options->kernels, "Print the GPU's kernels in one more step, by time (with --device cuda)");
   command->add_option("--json", options->json, "The row also as JSON; - prints it instead of text")->type_name("FILE");
   command->callback([&action, options] { action = [options] { return run_train(*options); }; });
 }
