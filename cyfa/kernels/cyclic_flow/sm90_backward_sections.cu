@@ -263,21 +263,26 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
   }
   __syncthreads();
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int strip = 16 * static_cast<int>(threadIdx.x / 32);
-  const int row = strip + lane / 4;  // and row + 8
   const int64_t pitch = static_cast<int64_t>(p.H) * kP;
+  // Found anew in every part: registers are short.
+  struct Rows {
+    int64_t token;  // of `row`
+    bool valid0, valid8;
+  };
+  const auto rows_of = [&](int t) {
+    const int row = static_cast<int>(anew(threadIdx.x) / 32 * 16 + anew(threadIdx.x) % 32 / 4);  // and row + 8
+    const Tile& tile = p.tile[anew(t)];
+    return Rows{tile.token + row, row < tile.tokens, row + 8 < tile.tokens};
+  };
   barrier_wait(&s.full, 0);
   int parity = 0;
   for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) {
-    const int64_t token = p.tile[t].token;
-    const int tokens = p.tile[t].tokens;
-    const bool valid0 = row < tokens;
-    const bool valid8 = row + 8 < tokens;
     const uint32_t table = anew(shared_address(s.table)) >> 4;
-    const int64_t at = (token + row) * pitch + h * kP;
     uint32_t a[16][4];  // dX
     float inverse;      // of what it is multiplied by
     {
+      const auto [token, valid0, valid8] = rows_of(t);
+      const int64_t at = token * pitch + h * kP;
       float d[2][64];
       float top = 0.0F;
 #pragma unroll
@@ -298,7 +303,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
 #pragma unroll
       for (int i = 0; i < 128; ++i) top = fmaxf(top, fabsf(d[i / 64][i % 64]));
       const uint32_t of_warp = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(top));
-      if (lane == 0) s.top[parity][strip / 16] = __uint_as_float(of_warp);
+      if (lane == 0) s.top[parity][threadIdx.x / 32] = __uint_as_float(of_warp);
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < kConsumerWarps; ++i) top = fmaxf(top, s.top[parity][i]);
@@ -310,21 +315,30 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
         a[i / 2][i % 2 * 2] = pack_half(x[0] * factor, x[1] * factor);
         a[i / 2][i % 2 * 2 + 1] = pack_half(x[2] * factor, x[3] * factor);
       }
+      settle(a);
+      // In place of the first section's fp32, which this warp has read.
+      two_sections::store_rows(a, params.d_mixed_half + at, params.d_mixed_half + at + 8 * pitch, valid0, valid8);
+    }
+    if (t >= share.step) {
+      const Tile& next = p.tile[t - share.step];
+      const int strip = 16 * static_cast<int>(threadIdx.x / 32);
+      const int64_t first = ((next.token + strip) * pitch + h * kP) * 2;  // in bytes, of all four
+      const void* const arrays[4] = {params.d_mixed[0], params.d_mixed[1], params.probs, w.scores};
+#pragma unroll
+      for (const void* array : arrays) two_sections::ask_for_rows(static_cast<const char*>(array) + first, 2 * pitch, next.tokens - strip);
     }
     if (threadIdx.x == 0) w.d_units[static_cast<int64_t>(t) * p.H + h] = inverse;
-    const float unit = w.table_unit[h];
     uint32_t dl[16][4];
     {
       float d_logits[2][64];
-      // In place of the first section's fp32, which this warp has read.
-      two_sections::store_rows(a, params.d_mixed_half + at, params.d_mixed_half + at + 8 * pitch, valid0, valid8);
       settle(a);
       two_sections::times_transposed(d_logits, a, table);
       wgmma_wait<0>();
-      // p, 64 slots at a time and twice, since registers are short.
+      // p, 64 slots at a time and twice.
+      const auto [token, valid0, valid8] = rows_of(t);
+      const __half* probs = params.probs + token * pitch + h * kP;
       const auto load_probs = [&](uint32_t(&x)[4][4], int part) {
-        const __half* from = params.probs + at + 64 * part;
-        two_sections::load_rows(x, from, from + 8 * pitch, valid0, valid8);
+        two_sections::load_rows(x, probs + 64 * part, probs + 64 * part + 8 * pitch, valid0, valid8);
       };
       float mean0 = 0.0F;
       float mean8 = 0.0F;
@@ -362,21 +376,24 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
         for (int i = 0; i < 16; ++i) dl[4 * part + i / 4][i % 4] = x[i / 4][i % 4];
       }
     }
+    settle(dl);
+    {
+      const auto [token, valid0, valid8] = rows_of(t);
+      __half* to = params.d_logits + token * pitch + h * kP;
+      two_sections::store_rows(dl, to, to + 8 * pitch, valid0, valid8);
+    }
     float d_scores[2][64];
     settle(dl);
     two_sections::times(d_scores[0], dl, table, 0);
     two_sections::times(d_scores[1], dl, table, 1);
-    two_sections::store_rows(dl, params.d_logits + at, params.d_logits + at + 8 * pitch, valid0, valid8);
-    const int64_t scalars = h * p.T + token + row;
-    const uint32_t turn0 = valid0 ? w.turn[scalars] : 0;
-    const uint32_t turn8 = valid8 ? w.turn[scalars + 8] : 0;
-    const float rate0 = valid0 ? p.scale * w.rate[1][scalars] : 0.0F;
-    const float rate8 = valid8 ? p.scale * w.rate[1][scalars + 8] : 0.0F;
     wgmma_wait<0>();
+    const float unit = w.table_unit[h];
     const float factor = unit * unit * inverse;
 #pragma unroll
     for (int section = 0; section < 2; ++section) {
       const Workspace& ws = params.w[section];
+      const auto [token, valid0, valid8] = rows_of(t);
+      const int64_t scalars = h * p.T + token;
       float(&d)[64] = d_scores[section];
       scale_rows(d, factor, factor);
       RowProducts products;
@@ -384,7 +401,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
       for (int part = 0; part < 4; ++part) {
         asm volatile("" ::: "memory");
         uint32_t z[2][4];
-        const __half* from = w.scores + at + section * kM + 32 * part;
+        const __half* from = w.scores + token * pitch + h * kP + section * kM + 32 * part;
         two_sections::load_rows(z, from, from + 8 * pitch, valid0, valid8);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -403,11 +420,11 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
         ws.turned[2][scalars + 8] += clock8;
         ws.along[scalars + 8] = along8;
       }
-      scale_rows(d, rate0, rate8);
-      rotate<-1>(d, turn0, turn8, ws.slots.first_pair);
+      scale_rows(d, valid0 ? p.scale * w.rate[1][scalars] : 0.0F, valid8 ? p.scale * w.rate[1][scalars + 8] : 0.0F);
+      rotate<-1>(d, valid0 ? w.turn[scalars] : 0, valid8 ? w.turn[scalars + 8] : 0, ws.slots.first_pair);
       uint32_t packed[8][4];
       pack_rows(d, packed);
-      bf16* to = ws.d_scores + ((token + row) * p.H + h) * kD;
+      bf16* to = ws.d_scores + (token * p.H + h) * kD;
       two_sections::store_rows(packed, to, to + int64_t{8} * p.H * kD, valid0, valid8);
     }
   }
