@@ -54,7 +54,7 @@ TEST_F(Gpu, PortableIsTheReference) {
 // `cases` at the kernels' own size; then some for every other way that slots take through them.
 std::vector<OpCase> hopper_cases(std::vector<OpCase> cases) {
   for (OpCase& c : cases) c.M = 128;
-  for (const int64_t M : {64, 100}) {
+  for (const int64_t M : {64, 100, 196, 256}) {
     cases.push_back({.T = 300, .M = M});
     cases.push_back({.T = 129, .M = M, .norm_weights = false, .initial_state = false});
     cases.push_back({.lengths = {5, 0, 1, 128, 300}, .M = M});
@@ -138,7 +138,7 @@ TEST_F(Gpu, HopperBackwardIsTheReference) {
 // An empty memory, realistic gates, a gradient of o alone: no worse than the Triton kernels of flash-linear-attention 0.6.0, and the
 // clock's gradient far better than their .027 and .070.
 TEST_F(Gpu, HopperBackwardIsPreciseOverManyTokens) {
-  for (const auto& [M, T] : {std::pair<int64_t, int64_t>{128, 512}, {128, 1024}, {64, 512}, {64, 1024}}) {
+  for (const auto& [M, T] : {std::pair<int64_t, int64_t>{128, 512}, {128, 1024}, {64, 512}, {64, 1024}, {256, 512}, {256, 1024}}) {
     const OpCase c{.B = 1, .T = T, .K = 256, .V = 256, .M = M, .dtype = at::kBFloat16, .initial_state = false};
     SCOPED_TRACE(describe(c));
     const Tensors gradients = only_o(make_output_gradients(c));
@@ -157,7 +157,7 @@ TEST_F(Gpu, HopperBackwardIsPreciseOverManyTokens) {
 
 // Narrower heads are filled up with zeros.
 TEST_F(Gpu, HopperTakesNarrowerHeads) {
-  for (const auto& [K, V, M] : {std::tuple<int64_t, int64_t, int64_t>{64, 64, 64}, {128, 256, 128}, {256, 128, 128}, {96, 160, 100}}) {
+  for (const auto& [K, V, M] : {std::tuple<int64_t, int64_t, int64_t>{64, 64, 64}, {128, 256, 128}, {256, 128, 256}, {96, 160, 100}}) {
     for (const bool norms : {true, false}) {
       const OpCase c{.B = 2, .T = 200, .K = K, .V = V, .M = M, .dtype = at::kBFloat16, .norm_weights = norms};
       SCOPED_TRACE(describe(c));
@@ -171,7 +171,7 @@ TEST_F(Gpu, HopperTakesNarrowerHeads) {
 
 // Token gradients and those of states do not see the other sequences of the batch.
 TEST_F(Gpu, HopperBackwardOfOneSequenceIsThatOfABatch) {
-  for (const int64_t M : {64, 128}) {
+  for (const int64_t M : {64, 128, 256}) {
     const OpCase c{.B = 3, .T = 200, .K = 256, .V = 256, .M = M, .dtype = at::kBFloat16};
     SCOPED_TRACE(describe(c));
     const Tensors inputs = moved(make_inputs(c), at::kCUDA);

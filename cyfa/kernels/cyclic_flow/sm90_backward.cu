@@ -3,8 +3,9 @@
 //   states       dS' at tile ends                              sm90_backward_states.cu
 //   values, keys dV, dK, dQ, scalars of the tokens             sm90_backward_passes.cu
 //   sums         dlog_alpha, ddelta and dbeta from these, tile by tile; the gradients of the table and of the norms' weights, over blocks
-// Where rows are normalised first (sm90_norms.cu), the kernels see no norm, and its adjoint comes before the sums.
-// No stage adds with atomics: equal runs give equal bits.
+// With two sections of slots the readout goes in launches of its own (sm90_backward_sections.cu), then states and passes a section at a
+// time; the sums are over both. Where rows are normalised first (sm90_norms.cu), the kernels see no norm, and its adjoint comes before the
+// sums. No stage adds with atomics: equal runs give equal bits.
 #include "cyfa/kernels/cyclic_flow/sm90_backward_device.cuh"
 
 namespace cyfa::cyclic_flow {
@@ -32,22 +33,31 @@ __device__ double half_scan(double x, double* shared, double& total) {
   return x + before;
 }
 
+// Sums over both sections, where there are two: the second's workspace lies `next` floats after the first's.
+__device__ __forceinline__ double over_sections(const float* x, int64_t at, int64_t next) {
+  return next > 0 ? static_cast<double>(x[at]) + x[at + next] : static_cast<double>(x[at]);
+}
+
 // Of tile `tile_index`, this thread's token: what it has of X(W, dW) from the tile's end state, both passes.
-__device__ __forceinline__ double crossing_of(const Sm90BackwardParams& p, const Workspace& w, int tile_index, int h) {
+__device__ __forceinline__ double crossing_of(const Sm90BackwardParams& p, const Workspace& w, int tile_index, int h, int64_t next) {
   const Tile tile = p.in.tile[tile_index];
   const int i = static_cast<int>(threadIdx.x) % kC;
   const int64_t at = h * p.in.T + tile.token + i;
-  return i < tile.tokens ? static_cast<double>(w.crossing[kKeys][at]) + w.crossing[kValues][at] : 0.0;
+  return i < tile.tokens ? over_sections(w.crossing[kKeys], at, next) + over_sections(w.crossing[kValues], at, next) : 0.0;
 }
 
 // <S, dS'> and X(S, dS') of what passes through a whole tile.
-__device__ __forceinline__ double2 passing(const Sm90BackwardParams& p, const Workspace& w, int tile_index, int h) {
+__device__ __forceinline__ double2 passing(const Sm90BackwardParams& p, const Workspace& w, int tile_index, int h, int64_t next) {
   const Tile tile = p.in.tile[tile_index];
   const float2* parts = w.whole + (static_cast<int64_t>(tile_index) * p.in.H + h) * 2 * kWholeParts;
   double2 sum = make_double2(0.0, 0.0);
   for (int i = 0; i < 2 * kWholeParts; ++i) {
     sum.x += parts[i].x;
     sum.y += parts[i].y;
+    if (next > 0) {
+      sum.x += parts[i + next / 2].x;
+      sum.y += parts[i + next / 2].y;
+    }
   }
   const double decay = power_of_2(w.gate[h * p.in.T + tile.token + tile.tokens - 1].x);
   return make_double2(decay * sum.x, decay * sum.y * w.slots.turn);
@@ -59,7 +69,7 @@ __device__ __forceinline__ double2 passing(const Sm90BackwardParams& p, const Wo
 // ddelta of a token is the sum of dclock from it on, which is the sum over all pairs that it parts. At a tile's end that is known from its
 // end state alone, so no error is carried from tile to tile; and what a tile's own sum misses at its start, known from the tile before, is
 // taken back evenly. Where a sequence starts from nothing, nothing is parted at its start (Proposition 6).
-__device__ __forceinline__ void token_gradients(const Sm90BackwardParams& p, const Workspace& w, int block) {
+__device__ __forceinline__ void token_gradients(const Sm90BackwardParams& p, const Workspace& w, int block, int64_t next) {
   __shared__ double sums[kWarps];
   const int unit = 2 * block + static_cast<int>(threadIdx.x) / kC;
   const bool some = unit < p.in.tiles * p.in.H;
@@ -74,10 +84,10 @@ __device__ __forceinline__ void token_gradients(const Sm90BackwardParams& p, con
   double written = 0.0;
   double clock = 0.0;
   if (real) {
-    later = (static_cast<double>(w.later[0][at]) - w.earlier[0][at]) + (static_cast<double>(w.later[1][at]) - w.earlier[1][at]) +
-            w.read[0][at] + w.read[1][at];
-    written = static_cast<double>(w.written[0][at]) + w.written[1][at];
-    clock = static_cast<double>(w.turned[2][at]) - w.turned[0][at] - w.turned[1][at];
+    const auto sum = [&](const float* x) { return over_sections(x, at, next); };
+    later = (sum(w.later[0]) - sum(w.earlier[0])) + (sum(w.later[1]) - sum(w.earlier[1])) + sum(w.read[0]) + sum(w.read[1]);
+    written = sum(w.written[0]) + sum(w.written[1]);
+    clock = sum(w.turned[2]) - sum(w.turned[0]) - sum(w.turned[1]);
   }
   const int last = p.in.first_tile[tile.sequence + 1] - 1;
   const bool given = p.grad_final_k != nullptr || p.grad_final_v != nullptr;
@@ -85,23 +95,23 @@ __device__ __forceinline__ void token_gradients(const Sm90BackwardParams& p, con
   const double before = half_scan(written, sums, total) - written;
   const double up_to = half_scan(later, sums, total);
   const double clock_up_to = half_scan(clock, sums, all_clocks);
-  half_scan(crossing_of(p, w, tile_index, h), sums, at_end);
-  half_scan(first ? 0.0 : crossing_of(p, w, tile_index - 1, h), sums, at_start);
-  half_scan(given ? crossing_of(p, w, last, h) : 0.0, sums, at_last);
+  half_scan(crossing_of(p, w, tile_index, h, next), sums, at_end);
+  half_scan(first ? 0.0 : crossing_of(p, w, tile_index - 1, h, next), sums, at_start);
+  half_scan(given ? crossing_of(p, w, last, h, next) : 0.0, sums, at_last);
   if (!real) return;
-  const double2 through = passing(p, w, tile_index, h);
+  const double2 through = passing(p, w, tile_index, h, next);
   const int64_t to = (tile.token + i) * p.in.H + h;
   // The gradient has a factor alpha, which the sums above show only up to their rounding.
   const bool shut = p.in.log_alpha[to] < -60.0F;
   p.d_log_alpha[to] = shut ? 0.0F : static_cast<float>((total - up_to + later) + before + through.x);
-  p.d_beta[to] = w.beta[0][at] + w.beta[1][at];
+  p.d_beta[to] = static_cast<float>(over_sections(w.beta[0], at, next) + over_sections(w.beta[1], at, next));
 
   // What comes in through the final state is not parted: no clock turns it later.
   double final_clock = p.grad_final_clock != nullptr ? p.grad_final_clock[tile.sequence * p.in.H + h] : 0.0;
-  if (given) final_clock -= at_last + passing(p, w, last, h).y;
+  if (given) final_clock -= at_last + passing(p, w, last, h, next).y;
   double parted = at_end + through.y + (all_clocks - clock_up_to + clock);
   if (!first || p.in.initial_k == nullptr) {
-    if (!first) at_start += passing(p, w, tile_index - 1, h).y;
+    if (!first) at_start += passing(p, w, tile_index - 1, h, next).y;
     const double missed = at_end + through.y + all_clocks - at_start;
     parted -= missed * (tile.tokens - i) / tile.tokens;
   }
@@ -113,7 +123,7 @@ constexpr int kWeightColumns = 32;  // of the norms' weights that a block sums
 
 // Gradients of the norms' weights over all rows: eight threads a column. Only the product of both weights matters to the loss, so that one
 // sum of the key pass serves both, times the other weight.
-__device__ __forceinline__ void sum_weights(const Sm90BackwardParams& p, const Workspace& w, int block, int64_t rows) {
+__device__ __forceinline__ void sum_weights(const Sm90BackwardParams& p, const Workspace& w, int block, int64_t rows, int64_t next) {
   __shared__ float sums[kWarps][kWeightColumns];
   const int which = block / (kD / kWeightColumns);
   float* to = which == 0 ? p.d_k_norm_weight : p.d_q_norm_weight;
@@ -125,6 +135,9 @@ __device__ __forceinline__ void sum_weights(const Sm90BackwardParams& p, const W
   float sum = 0.0F;
 #pragma unroll 16
   for (int64_t i = warp; i < rows; i += kWarps) sum += from[i * kD];
+  if (next > 0 && !normalises_first(p.in)) {
+    for (int64_t i = warp; i < rows; i += kWarps) sum += from[next + i * kD];
+  }
   sums[warp][lane] = sum;
   __syncthreads();
   if (warp > 0) return;
@@ -133,24 +146,26 @@ __device__ __forceinline__ void sum_weights(const Sm90BackwardParams& p, const W
   to[column] = other != nullptr ? sum * other[column] : sum;
 }
 
-// The readout blocks' sums, each in the order of its threads and their registers (hopper/wgmma.cuh): four registers of all threads a block
-// here.
-__device__ __forceinline__ void sum_tables(const Sm90BackwardParams& p, const Workspace& w, int h, int i4, int blocks) {
+// The blocks' sums of a quarter of the table (all of it, with one section), each in the order of its threads and their registers
+// (hopper/wgmma.cuh): four registers of all threads a block here.
+__device__ __forceinline__ void sum_tables(const Sm90BackwardParams& p, const Workspace& w, int unit, int i4, int blocks, int quarters) {
   const int thread = static_cast<int>(threadIdx.x);
   float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
 #pragma unroll 8
   for (int b = 0; b < blocks; ++b) {
-    const float4 x = w.d_tables[(static_cast<int64_t>(b) * p.in.H + h) * (kM * kM / 4) + i4 * kThreads + thread];
+    const float4 x = w.d_tables[(static_cast<int64_t>(b) * p.in.H * quarters + unit) * (kM * kM / 4) + i4 * kThreads + thread];
     sum.x += x.x;
     sum.y += x.y;
     sum.z += x.z;
     sum.w += x.w;
   }
-  const int row = 16 * (thread / 32) + thread % 32 / 4;
-  const int column = 8 * i4 + 2 * (thread % 4);
-  float* to = p.d_table + (static_cast<int64_t>(h) * kM + row) * kM + column;
+  const int h = unit / quarters;
+  const int pitch = quarters == 4 ? 2 * kM : kM;
+  const int row = unit % quarters / 2 * kM + 16 * (thread / 32) + thread % 32 / 4;
+  const int column = unit % quarters % 2 * kM + 8 * i4 + 2 * (thread % 4);
+  float* to = p.d_table + (static_cast<int64_t>(h) * pitch + row) * pitch + column;
   *reinterpret_cast<float2*>(to) = make_float2(sum.x, sum.y);
-  *reinterpret_cast<float2*>(to + 8 * kM) = make_float2(sum.z, sum.w);
+  *reinterpret_cast<float2*>(to + 8 * pitch) = make_float2(sum.z, sum.w);
 }
 
 constexpr int kTableParts = kM * kM / 4 / kThreads;
@@ -159,7 +174,7 @@ constexpr int kWeightBlocks = 2 * kD / kWeightColumns;
 // What follows the passes and does not depend on one another, by ranges of blocks: the table; the norms' weights; two tiles of a head each.
 __global__ void __launch_bounds__(kThreads)
     cyclic_flow_backward_sums_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w, int blocks,
-                                   int64_t weight_rows) {
+                                   int quarters, int64_t weight_rows, int64_t next) {
   int block = static_cast<int>(blockIdx.x);
   if (block == 0 && p.d_initial_clock != nullptr) {  // of sequences without tokens
     for (int i = static_cast<int>(threadIdx.x); i < p.in.N * p.in.H; i += kThreads) {
@@ -167,16 +182,16 @@ __global__ void __launch_bounds__(kThreads)
       if (p.in.first_tile[n] == p.in.first_tile[n + 1]) p.d_initial_clock[i] = p.grad_final_clock != nullptr ? p.grad_final_clock[i] : 0.0;
     }
   }
-  if (block < p.in.H * kTableParts) {
-    sum_tables(p, w, block / kTableParts, block % kTableParts, blocks);
+  if (block < p.in.H * quarters * kTableParts) {
+    sum_tables(p, w, block / kTableParts, block % kTableParts, blocks, quarters);
     return;
   }
-  block -= p.in.H * kTableParts;
+  block -= p.in.H * quarters * kTableParts;
   if (block < kWeightBlocks) {
-    sum_weights(p, w, block, weight_rows);
+    sum_weights(p, w, block, weight_rows, next);
     return;
   }
-  token_gradients(p, w, block - kWeightBlocks);
+  token_gradients(p, w, block - kWeightBlocks, next);
 }
 
 }  // namespace
@@ -184,7 +199,10 @@ __global__ void __launch_bounds__(kThreads)
 
 using namespace sm90_backward_stages;
 
-int64_t sm90_backward_workspace(const Sm90BackwardParams& p) { return workspace_of(p).bytes; }
+int64_t sm90_backward_workspace(const Sm90BackwardParams& p) {
+  const int64_t bytes = workspace_of(p).bytes;
+  return p.in.M > kM ? 2 * bytes + 3 * room_of_gradient(p) : bytes;
+}
 
 const char* sm90_backward_refusal(const Sm90BackwardParams& p) { return sm90_forward_refusal(p.in); }
 
@@ -192,20 +210,28 @@ cudaError_t sm90_backward(const Sm90BackwardParams& p, cudaStream_t stream) {
   if (sm90_backward_refusal(p) != nullptr || p.in.tiles == 0) return cudaErrorInvalidValue;
   const sm90_backward_stages::Workspace w = workspace_of(p);
   const int tiles = p.in.tiles * p.in.H;
-  Sm90BackwardParams r = p;
+  const bool two = p.in.M > kM;
+  Sm90BackwardParams sections[2] = {section_of(p, 0), two ? section_of(p, 1) : p};
   cudaError_t status = cudaSuccess;
   if (normalises_first(p.in)) {
     status = sm90_normalise_rows(p.in, w.rows[0], w.rows[1], stream);
-    r.in = with_normalised_rows(p.in, w.rows[0], w.rows[1]);
-    r.d_k_norm_weight = r.d_q_norm_weight = nullptr;
+    for (Sm90BackwardParams& r : sections) {
+      r.in = with_normalised_rows(r.in, w.rows[0], w.rows[1]);
+      r.d_k_norm_weight = r.d_q_norm_weight = nullptr;
+    }
   }
-  if (status == cudaSuccess) status = backward_readout(r, stream);
-  if (status == cudaSuccess) status = backward_states(r, stream);
-  if (status == cudaSuccess) status = backward_passes(r, stream);
+  if (status == cudaSuccess) status = two ? backward_readout_of_sections(sections, stream) : backward_readout(sections[0], stream);
+  for (int section = 0; section < (two ? 2 : 1); ++section) {
+    if (status == cudaSuccess) status = backward_states(sections[section], stream);
+    if (status == cudaSuccess) status = backward_passes(sections[section], stream);
+  }
+  if (status == cudaSuccess && two) status = backward_join(sections, stream);
   if (status == cudaSuccess && normalises_first(p.in)) status = backward_norms(p, stream);
   if (status != cudaSuccess) return status;
-  const int sums = p.in.H * kTableParts + kWeightBlocks + (tiles + 1) / 2;
-  cyclic_flow_backward_sums_sm90<<<sums, kThreads, 0, stream>>>(p, w, readout_blocks_of_head(p), weight_rows(p));
+  const int quarters = quarters_of_table(p);
+  const int sums = p.in.H * quarters * kTableParts + kWeightBlocks + (tiles + 1) / 2;
+  const int64_t next = two ? w.bytes / static_cast<int64_t>(sizeof(float)) : 0;
+  cyclic_flow_backward_sums_sm90<<<sums, kThreads, 0, stream>>>(p, w, table_blocks(p), quarters, weight_rows(p), next);
   return cudaGetLastError();
 }
 

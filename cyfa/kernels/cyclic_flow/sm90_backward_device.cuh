@@ -49,7 +49,8 @@ struct Workspace {
   bf16* weights;        // [T, H, D] U in the second half
   bf16* spare;          // [N, H, 2, M, D] dS' at the end of a sequence's last tile, where that is not full
   float* carried;       // dS' at the ends of segments, only where a walk is cut
-  float4* d_tables;     // [readout blocks, M * M / 4] in the order of the threads and their registers
+  float4* d_tables;     // [table blocks, H, quarters, kM * kM / 4] in the order of the threads and their registers
+  float* d_units;       // [tiles, H] what dX and dL were divided by; only with two sections
   float* d_weights;     // [weight_rows, K] sums of q dq without weights; with normalise_first [2, weight_rows, K] of k and of q
   bf16* rows[2];        // [T, H, D] normalised k and q, only with normalise_first
   int64_t bytes;
@@ -59,6 +60,12 @@ struct Workspace {
 inline int readout_blocks_of_head(const Sm90BackwardParams& p) {
   const int most = kReadoutBlocks / p.in.H > 0 ? kReadoutBlocks / p.in.H : 1;
   return p.in.tiles < most ? p.in.tiles : most;
+}
+
+// The table's gradient is summed by so many blocks for each of its quarters of [kM, kM]; there is but one where there is one section.
+inline int quarters_of_table(const Sm90BackwardParams& p) { return p.in.M > kM ? 4 : 1; }
+inline int table_blocks(const Sm90BackwardParams& p) {
+  return (readout_blocks_of_head(p) + quarters_of_table(p) - 1) / quarters_of_table(p);
 }
 
 // Partial sums for the gradients of the norms' weights: one of each warp of the key pass's blocks.
@@ -101,13 +108,30 @@ inline Workspace workspace_of(const Sm90BackwardParams& p) {
   take(w.whole, tiles * 2 * kWholeParts);
   take(w.spare, has_short_tiles(p) ? static_cast<int64_t>(p.in.N) * p.in.H * 2 * kM * kD : 0);
   take(w.carried, has_segments(p.in) ? static_cast<int64_t>(segment_places(p.in)) * p.in.H * 2 * kM * kD : 0);
-  take(w.d_tables, static_cast<int64_t>(readout_blocks_of_head(p)) * p.in.H * kM * kM / 4);
+  take(w.d_tables, static_cast<int64_t>(table_blocks(p)) * p.in.H * quarters_of_table(p) * kM * kM / 4);
+  take(w.d_units, p.in.M > kM ? tiles : 0);
   take(w.d_weights, (normalises_first(p.in) ? 2 : 1) * weight_rows(p) * kD);
-  for (bf16*& rows : w.rows) take(rows, normalises_first(p.in) ? tokens * kD : 0);
+  for (bf16*& rows : w.rows) take(rows, normalises_first(p.in) && p.in.section == 0 ? tokens * kD : 0);
   w.d_scores = static_cast<bf16*>(p.d_k);
   w.weights = w.d_scores + kM;
   w.bytes = at;
   return w;
+}
+
+// The parameters of one of two sections. The first has the caller's gradients and the workspace's start; the second a workspace after it,
+// and then room for gradients of q, k and v of its own, which are added to the first's in the end.
+inline int64_t room_of_gradient(const Sm90BackwardParams& p) { return align_up(p.in.T * p.in.H * kD * 2); }
+inline Sm90BackwardParams section_of(const Sm90BackwardParams& p, int section) {
+  Sm90BackwardParams r = p;
+  r.in.section = section;
+  if (section == 0) return r;
+  const int64_t bytes = workspace_of(p).bytes;
+  char* after = static_cast<char*>(p.workspace) + 2 * bytes;
+  r.workspace = static_cast<char*>(p.workspace) + bytes;
+  r.d_q = after;
+  r.d_k = after + room_of_gradient(p);
+  r.d_v = after + 2 * room_of_gradient(p);
+  return r;
 }
 
 // dS' at the end of a tile, slots by columns: where the tile's own gradient of q (keys) or v (values) will be, which has its size, or in
@@ -139,6 +163,9 @@ cudaError_t backward_readout(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_states(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_passes(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_norms(const Sm90BackwardParams& p, cudaStream_t stream);
+// In place of backward_readout, and after the passes, where there are two sections.
+cudaError_t backward_readout_of_sections(const Sm90BackwardParams (&sections)[2], cudaStream_t stream);
+cudaError_t backward_join(const Sm90BackwardParams (&sections)[2], cudaStream_t stream);
 
 // `kRows` rows of `kPieces` 16-byte pieces from memory to a tile by `kBy` threads; rows from `real` on become zero. A thread keeps to one
 // piece and, since it goes down by multiples of 8 rows, to one place in the swizzle.

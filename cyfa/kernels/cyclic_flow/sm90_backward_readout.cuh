@@ -70,19 +70,19 @@ __device__ __forceinline__ void decay(float (&d)[64], int strip, const Tokens& s
 struct Rotations {
   float2 low, high, step;
 
-  __device__ __forceinline__ explicit Rotations(uint32_t turn)
-      : low(rotation(turn, threadIdx.x % 4)), high(rotation(turn, 32 + threadIdx.x % 4)), step(rotation(turn, 4)) {}
+  __device__ __forceinline__ explicit Rotations(uint32_t turn, int first = 0)
+      : low(rotation(turn, first + threadIdx.x % 4)), high(rotation(turn, first + 32 + threadIdx.x % 4)), step(rotation(turn, 4)) {}
   __device__ __forceinline__ void next() {
     low = make_float2(low.x * step.x - low.y * step.y, low.x * step.y + low.y * step.x);
     high = make_float2(high.x * step.x - high.y * step.y, high.x * step.y + high.y * step.x);
   }
 };
 
-// In place: the pairs of a 64 x 128 accumulator turned by +clock or -clock of their rows.
+// In place: the pairs of a 64 x 128 accumulator, from frequency `first` on, turned by +clock or -clock of their rows.
 template <int kSign>
-__device__ __forceinline__ void rotate(float (&d)[64], uint32_t turn0, uint32_t turn8) {
-  Rotations z0(anew(turn0));  // anew, or they are kept from one rotation to the next
-  Rotations z8(anew(turn8));
+__device__ __forceinline__ void rotate(float (&d)[64], uint32_t turn0, uint32_t turn8, int first = 0) {
+  Rotations z0(anew(turn0), first);  // anew, or they are kept from one rotation to the next
+  Rotations z8(anew(turn8), first);
   const auto turn = [](float& x, float& y, float2 z) {
     const float s = kSign * z.y;
     const float old = x;

@@ -2,6 +2,9 @@
 //   prepare   clocks and gate sums of every token, the readout table
 //   states    walks a sequence and stores both states at every tile's start
 //   outputs   everything else, tile by tile, with no dependence between blocks
+// More than 128 slots are two sections. Each has states and scores as if it were alone; then
+//   readout   joins them
+//   values    the outputs, from the states of both
 // Overwrites o, the final states and the workspace.
 #include <cuda_runtime.h>
 
@@ -18,7 +21,7 @@ int64_t sm90_forward_workspace(const Sm90ForwardParams& p) { return workspace_of
 
 const char* sm90_forward_refusal(const Sm90ForwardParams& p) {
   if (p.K != kD || p.V != kD) return "head sizes other than 256 have no sm90 kernel yet";
-  if (p.M < kLeastSlots || p.M > kM || p.M % 4 != 0) return "M (num_slots) is not a multiple of 4 from 64 to 128";
+  if (p.M < kLeastSlots || p.M > 2 * kM || p.M % 4 != 0) return "M (num_slots) is not a multiple of 4 from 64 to 256";
   if (p.T > INT32_MAX - kC) return "the sm90 kernels count tokens in 31 bits";
   return nullptr;
 }
@@ -34,8 +37,14 @@ cudaError_t sm90_forward(const Sm90ForwardParams& p, cudaStream_t stream) {
     r = with_normalised_rows(p, w.rows[0], w.rows[1]);
   }
   if (status == cudaSuccess) status = sm90_forward_prepare(r, stream);
-  if (status == cudaSuccess) status = sm90_forward_states(r, stream);
-  if (status == cudaSuccess) status = sm90_forward_outputs(r, stream);
+  for (r.section = 0; r.section < sm90_sections(p.M); ++r.section) {
+    if (status == cudaSuccess) status = sm90_forward_states(r, stream);
+    if (status == cudaSuccess) status = sm90_forward_outputs(r, stream);
+  }
+  if (p.M <= kM || p.tiles == 0) return status;
+  r.section = 0;
+  if (status == cudaSuccess) status = sm90_forward_readout(r, stream);
+  if (status == cudaSuccess) status = sm90_forward_values(r, stream);
   return status;
 }
 

@@ -11,7 +11,6 @@
 //   writes  the tile's write vectors, and per token its gate and decay factors
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstddef>
 
 #include "cyfa/kernels/cyclic_flow/sm90_tokens.cuh"
@@ -26,8 +25,17 @@ constexpr int kThreads = 384;
 constexpr int kConsumerWarps = 8;
 constexpr int kPanels = kD / kPanelColumns;
 constexpr int kPlaces = 10;
-constexpr int kItems = 5 * kPanels;
-static_assert(kItems == 2 * kPlaces, "a barrier's parity is known from the item");
+
+// What a launch does: all stages, with 128 slots or with fewer; or, of one of two sections, stages 1 and 2 up to the rotated scores
+// (sm90_forward_sections.cu has the rest).
+enum class Work { kAllSlots, kFewerSlots, kScores };
+
+// Panels of a tile and places of the ring: two of each place's, so that a barrier's parity is known from the item.
+template <Work kWork>
+constexpr int kItemsOf = kWork == Work::kScores ? 3 * kPanels : 5 * kPanels;
+template <Work kWork>
+constexpr int kPlacesOf = kItemsOf<kWork> / 2;
+static_assert(kPlacesOf<Work::kAllSlots> == kPlaces);
 
 struct OutputsParams {
   Sm90ForwardParams p;
@@ -49,115 +57,60 @@ static_assert(sizeof(Shared) <= 227 * 1024);
 constexpr int kTable = offsetof(Shared, table);
 constexpr int kWrites = offsetof(Shared, writes);
 
-__device__ __forceinline__ char* place_of(Shared& s, int item) { return s.ring + item % kPlaces * kPanelBytes; }
-__device__ __forceinline__ void wait_for(Shared& s, int item) { barrier_wait(&s.full[item % kPlaces], item / kPlaces); }
+template <Work kWork>
+__device__ __forceinline__ char* place_of(Shared& s, int item) {
+  return s.ring + item % kPlacesOf<kWork> * kPanelBytes;
+}
+template <Work kWork>
+__device__ __forceinline__ void wait_for(Shared& s, int item) {
+  barrier_wait(&s.full[item % kPlacesOf<kWork>], item / kPlacesOf<kWork>);
+}
+template <Work kWork>
 __device__ __forceinline__ void release(Shared& s, int item) {
-  if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[item % kPlaces]);
+  if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[item % kPlacesOf<kWork>]);
 }
 
 // All copies of the block's tiles, in the order in which they are used.
+template <Work kWork>
 __device__ __forceinline__ void feed_copies(const OutputsParams& params, Shared& s, const Share& share) {
   const Sm90ForwardParams& p = params.p;
   const int h = share.h;
-  barrier_expect(&s.table_full, kM * kM * 2);
-  for (int panel = 0; panel < kM / kPanelColumns; ++panel) {
-    copy_box(shared_address(s.table + panel * kPanelBytes), &params.table, panel * kPanelColumns, h * kM, &s.table_full);
+  if (kWork != Work::kScores) {
+    barrier_expect(&s.table_full, kM * kM * 2);
+    for (int panel = 0; panel < kM / kPanelColumns; ++panel) {
+      copy_box(shared_address(s.table + panel * kPanelBytes), &params.table, panel * kPanelColumns, h * kM, &s.table_full);
+    }
   }
   for (int t = share.last; t >= 0; t -= share.step) {
     const int token = static_cast<int>(p.tile[t].token);
     const int key_state = state_row(p, t, h, 0);
     const int value_state = state_row(p, t, h, 1);
-    for (int item = 0; item < kItems; ++item) {
+    for (int item = 0; item < kItemsOf<kWork>; ++item) {
       const bool keys = item < 3 * kPanels;
       const int panel = keys ? item / 3 : item % kPanels;
       const int kind = keys ? item % 3 : item < 4 * kPanels ? 3 : 4;
       const CUtensorMap* map = kind == 0 ? &params.q : kind == 1 ? &params.k : kind == 4 ? &params.v : &params.states;
       const bool is_state = kind == 2 || kind == 3;
-      barrier_wait(&s.empty[item % kPlaces], 1 - item / kPlaces);
-      barrier_expect(&s.full[item % kPlaces], kPanelBytes);
-      copy_box(shared_address(place_of(s, item)), map, (is_state ? 0 : h * kD) + panel * kPanelColumns,
+      const int place = item % kPlacesOf<kWork>;
+      barrier_wait(&s.empty[place], 1 - item / kPlacesOf<kWork>);
+      barrier_expect(&s.full[place], kPanelBytes);
+      copy_box(shared_address(place_of<kWork>(s, item)), map, (is_state ? 0 : h * kD) + panel * kPanelColumns,
                kind == 2   ? key_state
                : kind == 3 ? value_state
                            : token,
-               &s.full[item % kPlaces]);
-    }
-  }
-}
-
-// Decay, causal mask and factors of the rows for a 64 x 128 block of products between tokens, packed as the next product's a. Rows
-// strip .. strip + 15 are the warp's. With keys, their rates too, and in half precision as the write vectors are. Left of the strip the
-// decay from token j to row i is taken apart at the end of j's block and at the strip's first row: three factors, none of more than one.
-template <bool kKeys>
-__device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, float factor0, float factor8, const Tokens& s,
-                                               uint32_t (&a)[8][4]) {
-  const auto packed_pair = [](float x, float y) { return kKeys ? pack_half(x, y) : pack(x, y); };
-  const int q = threadIdx.x % 4;
-  const int row = strip + threadIdx.x % 32 / 4;
-  const float2 gate0 = s.gate(row);
-  const float2 gate8 = s.gate(row + 8);
-  const float2 origin = s.gate(strip);
-  const float row0 = factor0 * gate_between(gate0, origin);
-  const float row8 = factor8 * gate_between(gate8, origin);
-  float own[8];  // the strip's own block; which it is the compiler cannot know
-#pragma unroll
-  for (int b = 0; b < 8; ++b) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) a[b][i] = 0;
-    if (kBlock * b < strip) {
-      const float between = gate_between(origin, s.gate(kBlock * b + kBlock - 1));
-      const float e0 = row0 * between;
-      const float e8 = row8 * between;
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const int t = kBlock * b + 8 * n + 2 * q;
-        float2 c = *reinterpret_cast<const float2*>(&s.fade[t]);
-        if (kKeys) {
-          const float2 rate = *reinterpret_cast<const float2*>(&s.rate[t]);
-          c = make_float2(c.x * rate.x, c.y * rate.y);
-        }
-        const float* x = d + 8 * b + 4 * n;
-        a[b][2 * n] = packed_pair(x[0] * (e0 * c.x), x[1] * (e0 * c.y));
-        a[b][2 * n + 1] = packed_pair(x[2] * (e8 * c.x), x[3] * (e8 * c.y));
-      }
-    }
-    if (kBlock * b == strip) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) own[i] = d[8 * b + i];
-    }
-  }
-  uint32_t packed[4];
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    const int t = strip + 8 * n + 2 * q;
-    const float2 from0 = s.gate(t);
-    const float2 from1 = s.gate(t + 1);
-    float2 rate = make_float2(1.0F, 1.0F);
-    if (kKeys) rate = *reinterpret_cast<const float2*>(&s.rate[t]);
-    const float* x = own + 4 * n;
-    const float x00 = t <= row ? x[0] * factor0 * rate.x * gate_between(gate0, from0) : 0.0F;
-    const float x01 = t + 1 <= row ? x[1] * factor0 * rate.y * gate_between(gate0, from1) : 0.0F;
-    const float x80 = t <= row + 8 ? x[2] * factor8 * rate.x * gate_between(gate8, from0) : 0.0F;
-    const float x81 = t + 1 <= row + 8 ? x[3] * factor8 * rate.y * gate_between(gate8, from1) : 0.0F;
-    packed[2 * n] = packed_pair(x00, x01);
-    packed[2 * n + 1] = packed_pair(x80, x81);
-  }
-#pragma unroll
-  for (int b = 0; b < 8; ++b) {
-    if (kBlock * b == strip) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[b][i] = packed[i];
+               &s.full[place]);
     }
   }
 }
 
 // U(clock) of the rows of a 64 x 128 accumulator, packed in half precision as the next product's a; the rotations, in half precision, to
 // undo it by.
-__device__ __forceinline__ void rotate_and_pack(const float (&d)[64], uint32_t turn0, uint32_t turn8, uint32_t (&a)[8][4],
+__device__ __forceinline__ void rotate_and_pack(const float (&d)[64], uint32_t turn0, uint32_t turn8, int first_pair, uint32_t (&a)[8][4],
                                                 uint32_t (&turned)[16][2]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    const float2 z0 = rotation(turn0, 4 * i + threadIdx.x % 4);
-    const float2 z8 = rotation(turn8, 4 * i + threadIdx.x % 4);
+    const float2 z0 = rotation(turn0, first_pair + 4 * i + threadIdx.x % 4);
+    const float2 z8 = rotation(turn8, first_pair + 4 * i + threadIdx.x % 4);
     const float* x = d + 4 * i;
     a[i / 2][i % 2 * 2] = pack_half(x[0] * z0.x - x[1] * z0.y, x[0] * z0.y + x[1] * z0.x);
     a[i / 2][i % 2 * 2 + 1] = pack_half(x[2] * z8.x - x[3] * z8.y, x[2] * z8.y + x[3] * z8.x);
@@ -238,14 +191,14 @@ __device__ __forceinline__ void softmax_and_pack(float (&d)[64], float unit, int
 
 // One half of a tile: the 64 tokens of which the warp's are strip .. strip + 15. The code is one run of some 3,000 instructions for both
 // halves and rolled where it can be: twice as long, it waited for instructions a third of the time.
-template <bool kAllSlots>
+template <Work kWork>
 __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, const Workspace& w, Shared& s, int strip, int h, int parity,
                                                 float unit) {
   const int lane = threadIdx.x % 32;
   const int row = strip + lane / 4;  // and row + 8
   uint32_t base = shared_address(&s) >> 4;
   asm volatile("" : "+r"(base));  // else the operands' descriptors are kept from tile to tile, and registers run out
-  const auto place = [](int item) { return item % kPlaces * kPanelBytes; };
+  const auto place = [](int item) { return item % kPlacesOf<kWork> * kPanelBytes; };
   uint32_t a[8][4];
   float pairs[64] = {};
   float scores[64] = {};
@@ -263,7 +216,7 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
       const uint32_t at_q = (base << 4) + place(item) + q_row * kRowBytes;
       const uint32_t at_k = base + (place(item + 1) >> 4);
       const uint32_t at_s = base + (place(item + 2) >> 4);
-      wait_for(s, item);
+      wait_for<kWork>(s, item);
 #pragma unroll
       for (int kk = 0; kk < 4; ++kk) {
         load_blocks(crossed[kk], at_q + (((2 * kk + lane / 16) ^ (q_row & 7)) << 4));
@@ -277,9 +230,9 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
         }
       }
       __syncwarp();
-      release(s, item);
-      wait_for(s, item + 1);
-      wait_for(s, item + 2);
+      release<kWork>(s, item);
+      wait_for<kWork>(s, item + 1);
+      wait_for<kWork>(s, item + 2);
       settle(crossed);
       wgmma_fence();
 #pragma unroll
@@ -288,8 +241,8 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
       for (int kk = 0; kk < 4; ++kk) wgmma<0>(scores, crossed[kk], along_columns_128(at_s, 0, 16 * kk), 1);
       wgmma_commit();
       wgmma_wait<0>();
-      release(s, item + 1);
-      release(s, item + 2);
+      release<kWork>(s, item + 1);
+      release<kWork>(s, item + 2);
     }
 #pragma unroll
     for (int lanes = 1; lanes < 4; lanes *= 2) {
@@ -320,17 +273,19 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   wgmma_wait<0>();
 
   // Stage 3: the readout.
+  constexpr bool kOnlyScores = kWork == Work::kScores;
   float logits[64];
   float mixed[64];
   uint32_t turned[16][2];
-  rotate_and_pack(scores, turn0, turn8, a, turned);
+  rotate_and_pack(scores, turn0, turn8, kOnlyScores ? w.slots.first_pair : 0, a, turned);
   settle(a);
-  if (w.scores != nullptr) {
+  if (kOnlyScores || w.scores != nullptr) {
+    constexpr int kPitch = kOnlyScores ? 2 * kM : kM;
     float* rates = w.rate[1] + h * p.T + token;
     if (lane % 4 == 0 && row < tokens) rates[row] = rate0;
     if (lane % 4 == 0 && row + 8 < tokens) rates[row + 8] = rate8;
-    __half* to = w.scores + (static_cast<int64_t>(token + row) * p.H + h) * kM + 8 * (lane % 4);
-    const int64_t down = 8 * p.H * kM;
+    __half* to = w.scores + (static_cast<int64_t>(token + row) * p.H + h) * kPitch + (kOnlyScores ? p.section * kM : 0) + 8 * (lane % 4);
+    const int64_t down = 8 * p.H * kPitch;
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
       const uint4 x = gather_quad(a[i][0], a[i][2], a[i + 1][0], a[i + 1][2]);
@@ -339,6 +294,11 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
       if (row + 8 < tokens) *reinterpret_cast<uint4*>(to + down + 16 * i) = y;
     }
   }
+  if constexpr (kOnlyScores) {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&s.tokens_empty);
+    return;
+  }
   settle(a);
   wgmma_fence();
 #pragma unroll
@@ -346,7 +306,7 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   wgmma_commit();
   wgmma_wait<0>();
   float sum0, sum8;
-  softmax_and_pack<kAllSlots>(logits, kScoreUnit * unit, p.M - 1, sum0, sum8, a);
+  softmax_and_pack<kWork == Work::kAllSlots>(logits, kScoreUnit * unit, p.M - 1, sum0, sum8, a);
   settle(a);
   wgmma_fence();
 #pragma unroll
@@ -367,8 +327,8 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
 #pragma unroll
   for (int kk = 0; kk < kM / 16; ++kk) wgmma_half<0>(between, a[kk], along_columns_128(base, kWrites, 16 * kk), kk > 0);
   wgmma_commit();
-  wait_for(s, kState);
-  wait_for(s, kState + 1);
+  wait_for<kWork>(s, kState);
+  wait_for<kWork>(s, kState + 1);
   wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < kM / 16; ++kk) wgmma<1>(o[0], started[kk], along_rows_128(base, place(kState), 16 * kk), kk > 0);
@@ -378,18 +338,18 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   settle(a);
   __syncwarp();
   if (lane == 0) barrier_arrive(&s.tokens_empty);
-  wait_for(s, kState + 2);
-  wait_for(s, kState + 3);
+  wait_for<kWork>(s, kState + 2);
+  wait_for<kWork>(s, kState + 3);
   wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < kM / 16; ++kk) wgmma<1>(o[1], started[kk], along_rows_128(base, place(kState + 2), 16 * kk), kk > 0);
   wgmma_commit();
 #pragma unroll
-  for (int i = 0; i < kPanels; ++i) wait_for(s, kValues + i);
+  for (int i = 0; i < kPanels; ++i) wait_for<kWork>(s, kValues + i);
   if (tokens < kC) {
     // Rows past the tile's end hold another sequence's values; their weights are zero, but zero times infinity is not.
     for (int i = tokens * (kD / 8) + threadIdx.x % 128; i < kC * (kD / 8); i += 128) {
-      *reinterpret_cast<uint4*>(place_of(s, kValues) + piece_offset(kC, i / (kD / 8), i % (kD / 8))) = make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(place_of<kWork>(s, kValues) + piece_offset(kC, i / (kD / 8), i % (kD / 8))) = make_uint4(0, 0, 0, 0);
     }
     fence_async_proxy();
     named_barrier(threadIdx.x / 128, 128);
@@ -403,17 +363,17 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   wgmma_commit();
   wgmma_wait<1>();
 #pragma unroll
-  for (int i = 0; i < 6; ++i) release(s, kState + i);
+  for (int i = 0; i < 6; ++i) release<kWork>(s, kState + i);
   bf16* to = static_cast<bf16*>(p.o) + (static_cast<int64_t>(token + strip) * p.H + h) * kD;
   const int stride = p.H * kD;
   store_rows(o[0], to, stride, tokens - strip);
   wgmma_wait<0>();
-  release(s, kValues + 2);
-  release(s, kValues + 3);
+  release<kWork>(s, kValues + 2);
+  release<kWork>(s, kValues + 3);
   store_rows(o[1], to + 128, stride, tokens - strip);
 }
 
-template <bool kAllSlots>
+template <Work kWork>
 __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_outputs_sm90(const __grid_constant__ OutputsParams params) {
   extern __shared__ __align__(1024) char raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
@@ -436,7 +396,7 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_outputs_sm90(
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     const Share share(p);
     if (threadIdx.x == 0) {
-      feed_copies(params, s, share);
+      feed_copies<kWork>(params, s, share);
     } else if (threadIdx.x >= 32) {
       feed_tokens<true>(p, w, s, share);
     }
@@ -444,10 +404,10 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_outputs_sm90(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     const Share share(p);
     const float unit = w.table_unit[share.h];
-    barrier_wait(&s.table_full, 0);
+    if (kWork != Work::kScores) barrier_wait(&s.table_full, 0);
     const int strip = static_cast<int>(__shfl_sync(0xFFFFFFFF, 16 * (threadIdx.x / 32 - 4), 0));
     int parity = 0;
-    for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) outputs_of_half<kAllSlots>(p, w, s, strip, share.h, parity, unit);
+    for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) outputs_of_half<kWork>(p, w, s, strip, share.h, parity, unit);
   }
 }
 
@@ -464,17 +424,16 @@ cudaError_t sm90_forward_outputs(const Sm90ForwardParams& p, cudaStream_t stream
   if (status == cudaSuccess)
     status = make_tensor_map(params.states, w.states, (static_cast<int64_t>(p.tiles) * p.H * 2 + 1) * kM, kD, kD, kM);
   if (status == cudaSuccess) status = make_tensor_map(params.table, w.table, static_cast<int64_t>(p.H) * kM, kM, kM, kM);
-  const auto kernel = p.M == kM ? &cyclic_flow_forward_outputs_sm90<true> : &cyclic_flow_forward_outputs_sm90<false>;
-  int device = 0;
-  int multiprocessors = 0;
-  if (status == cudaSuccess) status = cudaGetDevice(&device);
-  if (status == cudaSuccess) status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  const auto kernel = p.M == kM  ? &cyclic_flow_forward_outputs_sm90<Work::kAllSlots>
+                      : p.M < kM ? &cyclic_flow_forward_outputs_sm90<Work::kFewerSlots>
+                                 : &cyclic_flow_forward_outputs_sm90<Work::kScores>;
+  int blocks = 1;
+  if (status == cudaSuccess) status = blocks_of_head(p, blocks);
   if (status == cudaSuccess) {
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(Shared)));
   }
   if (status != cudaSuccess) return status;
-  const int lanes = std::min(p.tiles, std::max(1, multiprocessors / p.H));
-  kernel<<<lanes * p.H, kThreads, sizeof(Shared), stream>>>(params);
+  kernel<<<blocks * p.H, kThreads, sizeof(Shared), stream>>>(params);
   return cudaGetLastError();
 }
 

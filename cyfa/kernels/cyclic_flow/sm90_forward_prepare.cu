@@ -126,8 +126,11 @@ __device__ void prepare_rest(const Sm90ForwardParams& p, const Workspace& w) {
   for (int i = threadIdx.x; i < kD; i += kC) {
     w.weight[i] = (p.q_norm_weight != nullptr ? p.q_norm_weight[i] : 1.0F) * (p.k_norm_weight != nullptr ? p.k_norm_weight[i] : 1.0F);
   }
-  uint4* zeros = reinterpret_cast<uint4*>(w.states + static_cast<int64_t>(p.tiles) * p.H * 2 * kM * kD);
-  for (int i = threadIdx.x; i < kM * kD / 8; i += kC) zeros[i] = make_uint4(0, 0, 0, 0);
+  for (int section = 0; section < sm90_sections(p.M); ++section) {
+    const int64_t states = static_cast<int64_t>(p.tiles) * p.H * 2;
+    uint4* zeros = reinterpret_cast<uint4*>(w.states + (section * (states + 1) + states) * kM * kD);
+    for (int i = threadIdx.x; i < kM * kD / 8; i += kC) zeros[i] = make_uint4(0, 0, 0, 0);
+  }
   for (int i = threadIdx.x; i < p.N * p.H; i += kC) {
     const int n = i / p.H;
     if (p.first_tile[n] == p.first_tile[n + 1]) p.final_clock[i] = p.initial_clock != nullptr ? p.initial_clock[i] : 0.0;
@@ -140,7 +143,11 @@ __global__ void __launch_bounds__(kC) cyclic_flow_forward_prepare_sm90(const __g
   if (block == 0) {
     prepare_rest(p, w);
   } else if (block <= p.H) {
-    prepare_table<kM>(p, w, block - 1);
+    if (p.M <= kM) {
+      prepare_table<kM>(p, w, block - 1);
+    } else {
+      prepare_table<2 * kM>(p, w, block - 1);
+    }
   } else {
     prepare_tile(p, w, (block - 1 - p.H) / p.H, (block - 1 - p.H) % p.H);
   }

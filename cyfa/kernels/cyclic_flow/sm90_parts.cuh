@@ -38,11 +38,11 @@ __host__ __device__ inline Slots slots_of(const Sm90ForwardParams& p) {
 
 struct Workspace {
   // Kept for backward.
-  float2* gate;    // [H, T] sum of log2(alpha) from the tile's start, as high and low part
-  uint32_t* turn;  // [H, T] clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
-  float* rate[2];  // [H, T] 1 / rms of each key and of each query, 1 where they have no norm
-  bf16* states;    // of the section: [tiles, H, 2, kM, D] at the tile's start, slots by columns; keys without their norm's weight. Then
-                 // zeros, [kM, D], for tiles that start from nothing: theirs are not stored
+  float2* gate;       // [H, T] sum of log2(alpha) from the tile's start, as high and low part
+  uint32_t* turn;     // [H, T] clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
+  float* rate[2];     // [H, T] 1 / rms of each key and of each query, 1 where they have no norm
+  bf16* states;       // of the section: [tiles, H, 2, kM, D] at the tile's start, slots by columns; keys without their norm's weight. Then
+                      // zeros, [kM, D], for tiles that start from nothing: theirs are not stored
   __half* table;      // [H, P, P]
   float* table_unit;  // [H] power of two by which the table was divided before it became half precision
   float* weight;      // [K] product of the norm weights of q and k
@@ -51,6 +51,7 @@ struct Workspace {
   double* advance;  // [H, tiles] sum of delta over the tile
   float* carried;   // [segments, H, 2, M * D] state at the end of every segment but a sequence's last; only where a sequence is cut
   bf16* rows[2];    // [T, H, D] normalised k and q, only with normalise_first
+  __half* weights;  // [T, H, P] U, only with more than one section; where scores are not kept, in their place
   int64_t bytes;
   Slots slots;
 };
@@ -90,6 +91,8 @@ __host__ __device__ inline Workspace workspace_of(const Sm90ForwardParams& p) {
   w.advance = reinterpret_cast<double*>(take(static_cast<int64_t>(p.tiles) * p.H * 8));
   w.carried = reinterpret_cast<float*>(take(has_segments(p) ? static_cast<int64_t>(segment_places(p)) * p.H * 2 * kM * kD * 4 : 0));
   for (bf16*& rows : w.rows) rows = reinterpret_cast<bf16*>(take(normalises_first(p) ? units * kD * 2 : 0));
+  w.weights = reinterpret_cast<__half*>(take(p.M > kM ? units * sm90_filled_slots(p.M) * 2 : 0));
+  if (p.M > kM && w.scores == nullptr) w.scores = w.weights;
   w.bytes = at;
   w.slots = slots_of(p);
   return w;
@@ -220,5 +223,10 @@ Sm90ForwardParams with_normalised_rows(const Sm90ForwardParams& p, bf16* k, bf16
 cudaError_t sm90_forward_prepare(const Sm90ForwardParams& p, cudaStream_t stream);
 cudaError_t sm90_forward_states(const Sm90ForwardParams& p, cudaStream_t stream);
 cudaError_t sm90_forward_outputs(const Sm90ForwardParams& p, cudaStream_t stream);
+
+// With two sections sm90_forward_outputs stops at the scores of one; then these, over both (sm90_readout.cu, sm90_forward_sections.cu).
+cudaError_t sm90_forward_readout(const Sm90ForwardParams& p, cudaStream_t stream);
+cudaError_t sm90_readout_again(const Sm90ForwardParams& p, __half* probs, bf16* weights0, bf16* weights1, cudaStream_t stream);
+cudaError_t sm90_forward_values(const Sm90ForwardParams& p, cudaStream_t stream);
 
 }  // namespace cyfa::cyclic_flow

@@ -2,6 +2,10 @@
 // makes of the tokens' gates and clocks.
 #pragma once
 
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
 #include "cyfa/kernels/cyclic_flow/sm90_parts.cuh"
 #include "cyfa/kernels/hopper/tma.cuh"
 
@@ -40,6 +44,16 @@ struct Share {
   }
 };
 
+// Blocks of a launch that stay with their head, each with some of its tiles: one on every multiprocessor.
+inline cudaError_t blocks_of_head(const Sm90ForwardParams& p, int& blocks) {
+  int device = 0;
+  int multiprocessors = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess) status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  blocks = std::min(p.tiles, std::max(1, multiprocessors / p.H));
+  return status;
+}
+
 // Slots from m on do not exist: logits that a softmax does not see. With kAll m is kM - 1.
 template <bool kAll>
 __device__ __forceinline__ void mask_slots(float (&d)[64], int m) {
@@ -61,10 +75,77 @@ __device__ __forceinline__ float2 rotation(uint32_t turn, uint32_t j) {
   return make_float2(cosine, sine);
 }
 
+// Decay, causal mask and factors of the rows for a 64 x 128 block of products between tokens, packed as the next product's a. Rows
+// strip .. strip + 15 are the warp's. With keys, their rates too, and in half precision as the write vectors are. Left of the strip the
+// decay from token j to row i is taken apart at the end of j's block and at the strip's first row: three factors, none of more than one.
+template <bool kKeys>
+__device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, float factor0, float factor8, const Tokens& s,
+                                               uint32_t (&a)[8][4]) {
+  const auto packed_pair = [](float x, float y) { return kKeys ? hopper::pack_half(x, y) : hopper::pack(x, y); };
+  const int q = threadIdx.x % 4;
+  const int row = strip + threadIdx.x % 32 / 4;
+  const float2 gate0 = s.gate(row);
+  const float2 gate8 = s.gate(row + 8);
+  const float2 origin = s.gate(strip);
+  const float row0 = factor0 * gate_between(gate0, origin);
+  const float row8 = factor8 * gate_between(gate8, origin);
+  float own[8];  // the strip's own block; which it is the compiler cannot know
+#pragma unroll
+  for (int b = 0; b < 8; ++b) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[b][i] = 0;
+    if (kBlock * b < strip) {
+      const float between = gate_between(origin, s.gate(kBlock * b + kBlock - 1));
+      const float e0 = row0 * between;
+      const float e8 = row8 * between;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const int t = kBlock * b + 8 * n + 2 * q;
+        float2 c = *reinterpret_cast<const float2*>(&s.fade[t]);
+        if (kKeys) {
+          const float2 rate = *reinterpret_cast<const float2*>(&s.rate[t]);
+          c = make_float2(c.x * rate.x, c.y * rate.y);
+        }
+        const float* x = d + 8 * b + 4 * n;
+        a[b][2 * n] = packed_pair(x[0] * (e0 * c.x), x[1] * (e0 * c.y));
+        a[b][2 * n + 1] = packed_pair(x[2] * (e8 * c.x), x[3] * (e8 * c.y));
+      }
+    }
+    if (kBlock * b == strip) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) own[i] = d[8 * b + i];
+    }
+  }
+  uint32_t packed[4];
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int t = strip + 8 * n + 2 * q;
+    const float2 from0 = s.gate(t);
+    const float2 from1 = s.gate(t + 1);
+    float2 rate = make_float2(1.0F, 1.0F);
+    if (kKeys) rate = *reinterpret_cast<const float2*>(&s.rate[t]);
+    const float* x = own + 4 * n;
+    const float x00 = t <= row ? x[0] * factor0 * rate.x * gate_between(gate0, from0) : 0.0F;
+    const float x01 = t + 1 <= row ? x[1] * factor0 * rate.y * gate_between(gate0, from1) : 0.0F;
+    const float x80 = t <= row + 8 ? x[2] * factor8 * rate.x * gate_between(gate8, from0) : 0.0F;
+    const float x81 = t + 1 <= row + 8 ? x[3] * factor8 * rate.y * gate_between(gate8, from1) : 0.0F;
+    packed[2 * n] = packed_pair(x00, x01);
+    packed[2 * n + 1] = packed_pair(x80, x81);
+  }
+#pragma unroll
+  for (int b = 0; b < 8; ++b) {
+    if (kBlock * b == strip) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[b][i] = packed[i];
+    }
+  }
+}
+
 // Write vectors and factors of every tile, by threads 32 to 127, into `writes` and `tokens` of the shared memory and by way of the barriers
 // tokens_full and tokens_empty. A warp takes pairs of rows; a lane holds what belongs to one pair of tokens, half of them at
-// most. With kKeyRates the rates of keys, else the clocks once more and the rates of queries into `query_rate`.
-template <bool kKeyRates, typename Shared>
+// most. With kKeyRates the rates of keys, else the clocks once more and the rates of queries into `query_rate`. Write vectors of kSections
+// sections from the launch's on, one after another.
+template <bool kKeyRates, int kSections = 1, typename Shared>
 __device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Workspace& w, Shared& s, const Share& share) {
   const int h = share.h;
   constexpr int kWarps = kFeeders / 32;
@@ -130,8 +211,13 @@ __device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Wo
       const float beta0 = __shfl_sync(0xFFFFFFFF, beta[0], i);
       const float beta1 = __shfl_sync(0xFFFFFFFF, beta[1], i);
       const int to = 2 * (warp + kWarps * i) + lane / 16;
-      *reinterpret_cast<uint4*>(s.writes + hopper::piece_offset(kC, to, piece)) =
-          write_piece<true>(lane < 16 ? turn0 : turn1, lane < 16 ? beta0 : beta1, piece, w.slots);
+#pragma unroll
+      for (int section = 0; section < kSections; ++section) {
+        Slots slots = w.slots;
+        slots.first_pair += section * (kM / 2);
+        *reinterpret_cast<uint4*>(s.writes + section * kC * kM * 2 + hopper::piece_offset(kC, to, piece)) =
+            write_piece<true>(lane < 16 ? turn0 : turn1, lane < 16 ? beta0 : beta1, piece, slots);
+      }
     }
     hopper::fence_async_proxy();
     hopper::barrier_arrive(&s.tokens_full);
