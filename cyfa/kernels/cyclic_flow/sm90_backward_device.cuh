@@ -50,7 +50,7 @@ struct Workspace {
   bf16* spare;          // [N, H, 2, M, D] dS' at the end of a sequence's last tile, where that is not full
   float* carried;       // dS' at the ends of segments, only where a walk is cut
   float4* d_tables;     // [table blocks, H, quarters, kM * kM / 4] in the order of the threads and their registers
-  float* d_units;       // [tiles, H] what dX and dL were divided by; only with two sections
+  float* d_units;       // [tiles, H, 2] what dX and dL of each half of a tile were divided by; only with two sections
   float* d_weights;     // [weight_rows, K] sums of q dq without weights; with normalise_first [2, weight_rows, K] of k and of q
   bf16* rows[2];        // [T, H, D] normalised k and q, only with normalise_first
   int64_t bytes;
@@ -65,7 +65,8 @@ inline int readout_blocks_of_head(const Sm90BackwardParams& p) {
 // The table's gradient is summed by so many blocks for each of its quarters of [kM, kM]; there is but one where there is one section.
 inline int quarters_of_table(const Sm90BackwardParams& p) { return p.in.M > kM ? 4 : 1; }
 inline int table_blocks(const Sm90BackwardParams& p) {
-  return (readout_blocks_of_head(p) + quarters_of_table(p) - 1) / quarters_of_table(p);
+  const int blocks = readout_blocks_of_head(p) / quarters_of_table(p);
+  return blocks > 0 ? blocks : 1;
 }
 
 // Partial sums for the gradients of the norms' weights: one of each warp of the key pass's blocks.
@@ -109,7 +110,7 @@ inline Workspace workspace_of(const Sm90BackwardParams& p) {
   take(w.spare, has_short_tiles(p) ? static_cast<int64_t>(p.in.N) * p.in.H * 2 * kM * kD : 0);
   take(w.carried, has_segments(p.in) ? static_cast<int64_t>(segment_places(p.in)) * p.in.H * 2 * kM * kD : 0);
   take(w.d_tables, static_cast<int64_t>(table_blocks(p)) * p.in.H * quarters_of_table(p) * kM * kM / 4);
-  take(w.d_units, p.in.M > kM ? tiles : 0);
+  take(w.d_units, p.in.M > kM ? 2 * tiles : 0);
   take(w.d_weights, (normalises_first(p.in) ? 2 : 1) * weight_rows(p) * kD);
   for (bf16*& rows : w.rows) take(rows, normalises_first(p.in) && p.in.section == 0 ? tokens * kD : 0);
   w.d_scores = static_cast<bf16*>(p.d_k);

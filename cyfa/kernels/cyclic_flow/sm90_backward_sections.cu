@@ -7,7 +7,8 @@
 //   join      sums the sections' gradients of q, k and v
 // Until the walk, the places of dS' are free: dX lies where dS_V' of its section will be, in fp32 and then, of both sections, as half
 // precision in the first; p where the first section's dS_K' will be, dL where the second's.
-// Products are in half precision as in sm90_backward_readout.cu, with a power of two for each row of pairs and each tile of dX and dL.
+// Products are in half precision as in sm90_backward_readout.cu, with a power of two for each row of pairs and each half tile of dX and
+// dL: so the warpgroups need not wait for each other.
 #include <cstddef>
 
 #include "cyfa/kernels/cyclic_flow/sm90_sections.cuh"
@@ -245,7 +246,7 @@ struct ScoresParams {
 
 struct ScoresShared {
   char table[kTableBytes];
-  float top[2][kConsumerWarps];
+  float top[2][kConsumerWarps];  // largest of |dX| of a warp's rows
   uint64_t full;
 };
 
@@ -274,6 +275,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
     const Tile& tile = p.tile[anew(t)];
     return Rows{tile.token + row, row < tile.tokens, row + 8 < tile.tokens};
   };
+  const int group = static_cast<int>(threadIdx.x) / 128;
   barrier_wait(&s.full, 0);
   int parity = 0;
   for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) {
@@ -304,9 +306,9 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
       for (int i = 0; i < 128; ++i) top = fmaxf(top, fabsf(d[i / 64][i % 64]));
       const uint32_t of_warp = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(top));
       if (lane == 0) s.top[parity][threadIdx.x / 32] = __uint_as_float(of_warp);
-      __syncthreads();
+      named_barrier(1 + group, 128);
 #pragma unroll
-      for (int i = 0; i < kConsumerWarps; ++i) top = fmaxf(top, s.top[parity][i]);
+      for (int i = 0; i < kConsumerWarps / 2; ++i) top = fmaxf(top, s.top[parity][4 * group + i]);
       const float factor = 128.0F * unit_of(top);
       inverse = inverse_of_unit(factor);
 #pragma unroll
@@ -327,7 +329,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
 #pragma unroll
       for (const void* array : arrays) two_sections::ask_for_rows(static_cast<const char*>(array) + first, 2 * pitch, next.tokens - strip);
     }
-    if (threadIdx.x == 0) w.d_units[static_cast<int64_t>(t) * p.H + h] = inverse;
+    if (threadIdx.x % 128 == 0) w.d_units[2 * (static_cast<int64_t>(t) * p.H + h) + group] = inverse;
     uint32_t dl[16][4];
     {
       float d_logits[2][64];
@@ -489,7 +491,8 @@ __global__ void __launch_bounds__(kTableThreads, 1) cyclic_flow_backward_table_s
   int n = 0;
   for (int t = first; t < p.tiles; t += step) {
     const int tokens = p.tile[t].tokens;
-    const float inverse = params.w.d_units[static_cast<int64_t>(t) * p.H + h];
+    float2 inverse = *reinterpret_cast<const float2*>(params.w.d_units + 2 * (static_cast<int64_t>(t) * p.H + h));
+    inverse.y = fmaxf(inverse.y, inverse.x * 9e-13F);  // less than that would not show, and their ratio may be too large
 #pragma unroll 1
     for (int part = 0; part < 2; ++part, ++n) {
       const int stage = n % kTableStages;
@@ -505,15 +508,19 @@ __global__ void __launch_bounds__(kTableThreads, 1) cyclic_flow_backward_table_s
       const uint32_t at_left = shared_address(left) >> 4;
       const uint32_t at_right = shared_address(s.stages[stage]) >> 4;
       float product[64];
-      wgmma_fence();
 #pragma unroll
-      for (int kk = 0; kk < kC / 16; ++kk) {
-        wgmma_half<1, 1>(product, along_rows_128(at_left, 0, 16 * kk), along_rows_128(at_right, 2 * kPanelBytes, 16 * kk), kk > 0);
+      for (int half = 0; half < 2; ++half) {  // of the tokens: each has a unit of its own
+        wgmma_fence();
+#pragma unroll
+        for (int kk = 4 * half; kk < 4 * half + 4; ++kk) {
+          wgmma_half<1, 1>(product, along_rows_128(at_left, 0, 16 * kk), along_rows_128(at_right, 2 * kPanelBytes, 16 * kk), kk > 0);
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        if (half == 0) scale_rows(product, inverse.x / inverse.y, inverse.x / inverse.y);
       }
-      wgmma_commit();
-      wgmma_wait<0>();
       if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[stage]);
-      const float factor = part == 0 ? inverse * unit * kScoreUnit : inverse;
+      const float factor = part == 0 ? inverse.y * unit * kScoreUnit : inverse.y;
 #pragma unroll
       for (int i = 0; i < 64; ++i) sum[i] = fmaf(factor, product[i], sum[i]);
     }

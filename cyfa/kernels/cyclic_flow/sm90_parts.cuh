@@ -12,7 +12,7 @@ constexpr int kC = kTileTokens;  // tokens of a tile
 // Stored slots of a section: what one launch knows of a state. Where there are fewer, the table has zeros for the rest: their rows of the
 // states are like others, but nothing reads them.
 constexpr int kM = kSectionSlots;
-constexpr int kLeastSlots = 64;                     // fewer cost as much as 128: the portable path's
+constexpr int kLeastSlots = 64;                     // fewer would cost as much as 128
 constexpr int kD = 256;                             // widths of keys and values
 constexpr float kRadians = 1.4629180792671596e-9F;  // 2 pi / 2^32
 
