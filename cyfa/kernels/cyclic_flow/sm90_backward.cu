@@ -43,11 +43,13 @@ __device__ __forceinline__ double crossing_of(const Sm90BackwardParams& p, const
 // <S, dS'> and X(S, dS') of what passes through a whole tile.
 __device__ __forceinline__ double2 passing(const Sm90BackwardParams& p, const Workspace& w, int tile_index, int h) {
   const Tile tile = p.in.tile[tile_index];
-  const float2* parts = w.whole + (static_cast<int64_t>(tile_index) * p.in.H + h) * 2 * kWholeParts;
+  const float4* parts = reinterpret_cast<const float4*>(w.whole + (static_cast<int64_t>(tile_index) * p.in.H + h) * 2 * kWholeParts);
   double2 sum = make_double2(0.0, 0.0);
-  for (int i = 0; i < 2 * kWholeParts; ++i) {
-    sum.x += parts[i].x;
-    sum.y += parts[i].y;
+#pragma unroll 4
+  for (int i = 0; i < kWholeParts; ++i) {
+    const float4 two = parts[i];
+    sum.x += static_cast<double>(two.x) + two.z;
+    sum.y += static_cast<double>(two.y) + two.w;
   }
   const double decay = power_of_2(w.gate[h * p.in.T + tile.token + tile.tokens - 1].x);
   return make_double2(decay * sum.x, decay * sum.y * kTurn);
