@@ -49,14 +49,14 @@ __device__ __forceinline__ double crossing_of(const Sm90BackwardParams& p, const
 // <S, dS'> and X(S, dS') of what passes through a whole tile.
 __device__ __forceinline__ double2 passing(const Sm90BackwardParams& p, const Workspace& w, int tile_index, int h, int64_t next) {
   const Tile tile = p.in.tile[tile_index];
-  const float2* parts = w.whole + (static_cast<int64_t>(tile_index) * p.in.H + h) * 2 * kWholeParts;
+  const float4* parts = reinterpret_cast<const float4*>(w.whole + (static_cast<int64_t>(tile_index) * p.in.H + h) * 2 * kWholeParts);
   double2 sum = make_double2(0.0, 0.0);
-  for (int i = 0; i < 2 * kWholeParts; ++i) {
-    sum.x += parts[i].x;
-    sum.y += parts[i].y;
-    if (next > 0) {
-      sum.x += parts[i + next / 2].x;
-      sum.y += parts[i + next / 2].y;
+  for (int section = 0; section < (next > 0 ? 2 : 1); ++section) {
+#pragma unroll 4
+    for (int i = 0; i < kWholeParts; ++i) {
+      const float4 two = parts[i + section * (next / 4)];
+      sum.x += static_cast<double>(two.x) + two.z;
+      sum.y += static_cast<double>(two.y) + two.w;
     }
   }
   const double decay = power_of_2(w.gate[h * p.in.T + tile.token + tile.tokens - 1].x);

@@ -19,7 +19,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kWide = kC * kD * 2;    // bytes of a tile of keys, queries or values, and of a state
 constexpr int kNarrow = kC * kM * 2;  // bytes of a tile of write vectors, slot weights or scores, and of a table
 constexpr int kReadoutBlocks = 132;   // blocks of the readout stage; each sums its own gradient of the table
-constexpr int kWholeParts = 8;        // warps that hold one state in its walk
+constexpr int kWholeParts = 16;       // warps that hold one state in its walk, 128 columns each
 
 enum Pass { kKeys = 0, kValues = 1 };
 
@@ -210,13 +210,6 @@ __device__ __forceinline__ void load_gates(float2* to, const Workspace& w, const
 
 __device__ __forceinline__ void phase(uint32_t turn, int j, float& sine, float& cosine) {
   __sincosf(static_cast<float>(static_cast<int32_t>(turn * static_cast<uint32_t>(j))) * kRadians, &sine, &cosine);
-}
-
-// hopper::pack at this very place: left to itself the compiler packs where the result is used, and keeps twice the registers until then.
-__device__ __forceinline__ uint32_t pack_here(float low, float high) {
-  uint32_t x;
-  asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
-  return x;
 }
 
 // The same value, of which the compiler knows nothing: what follows from it is computed again rather than kept in registers.

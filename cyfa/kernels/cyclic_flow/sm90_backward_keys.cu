@@ -118,14 +118,6 @@ __device__ __forceinline__ void store_packed(const uint32_t (&a)[4][4], bf16* to
   }
 }
 
-// Four 8 x 8 blocks, each transposed.
-__device__ __forceinline__ void load_blocks_transposed(uint32_t (&a)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(address)
-               : "memory");
-}
-
 // The decayed gradients of pairs, [s, t] in the warps' registers, as a = [t, s] for the strip's t. `first` are the tokens s of the first
 // half; `second`, of the second, which only the second half's t have.
 template <bool kFirst>

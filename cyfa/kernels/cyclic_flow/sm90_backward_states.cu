@@ -3,10 +3,11 @@
 //   local     where a sequence is cut into segments: the walk over each segment but the first, from nothing
 //   combine   the gradients at the segments' starts, from the last on
 //   walk      every segment from its end; stores dS', the gradient of the state at each tile's end, <S, dS'> and X(S, dS')
-// As the walk of forward (sm90_walk.cuh): a block walks keys or values of one head, or both one after the other. Overwrites d_q and d_v (or
-// spare), whole and carried of the workspace and the gradients of the initial states.
+// As the walk of forward (sm90_walk.cuh): a block walks keys or values of one head, or both one after the other, whole states or parts
+// of them. Overwrites d_q and d_v (or spare), whole and carried of the workspace and the gradients of the initial states.
 //
-// Shared memory, 211 KB: four stages of 64 rows of q or dO (32 KB) and of dY~ or U (16 KB); a corner of 2 KB a warp.
+// Shared memory, up to 227 KB: four stages of 64 rows of q or dO (32 KB) and of dY~ or U (16 KB, of half of the slots 8); a corner of 4 KB
+// a warp that holds.
 #include "cyfa/kernels/cyclic_flow/sm90_backward_device.cuh"
 #include "cyfa/kernels/cyclic_flow/sm90_walk.cuh"
 
@@ -20,7 +21,7 @@ struct WalkParams {
   Sm90BackwardParams p;
   Workspace w;
   CUtensorMap q, grad_o, narrow;
-  int passes;  // 2: a block walks keys and values one after the other; 1: one of them
+  WalkPlan plan;
 };
 
 struct WalkShared {
@@ -32,56 +33,52 @@ struct WalkShared {
   alignas(16) float weight[kD];
 };
 
-constexpr int kStagesBytes = kStages * (kStageBytes + kStageNarrow);
-constexpr int kWalkBytes = kStagesBytes + kHolders / 32 * kCornerBytes + static_cast<int>(sizeof(WalkShared));
-static_assert(kWalkBytes <= 227 * 1024);
-
-// What a block walks. Found by each role for itself: what is kept from before the roles part is kept in memory.
-struct WalkShare {
-  int first, h, place;
-
-  // Half of the blocks begin with keys and half with values; all heads of a sequence with the same, since their rows are neighbours.
-  __device__ bool keys(int pass) const { return (first + pass) % 2 == 0; }
-};
-__device__ __forceinline__ WalkShare share_of(const WalkParams& params) {
-  int block;
-  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-  const int pair = params.passes == 2 ? block : block / 2;
-  return {params.passes == 2 ? pair / params.p.in.H : block, pair % params.p.in.H, pair / params.p.in.H};
-}
+template <int kParts>
+constexpr int kWalkBytes = WalkShape<kParts>::kBytes + static_cast<int>(sizeof(WalkShared));
+static_assert(kWalkBytes<1> <= 227 * 1024);
 
 // The halves of a walk in its order.
 __device__ __forceinline__ int half_at(const Halves& halves, int step) { return halves.count - 1 - step; }
 
 // Asks for the rows of a stage.
-__device__ __forceinline__ void load(const WalkParams& params, const Halves& halves, int h, bool keys, int step, char* wide, char* narrow,
-                                     WalkShared& s) {
+template <int kParts>
+__device__ __forceinline__ void load(const WalkParams& params, const Halves& halves, const WalkShare& share, bool keys, int step,
+                                     char* wide, char* narrow, WalkShared& s) {
+  using Shape = WalkShape<kParts>;
+  constexpr int kNarrowPanels = Shape::kSlots / kPanelColumns;
+  constexpr int kWidePanels = Shape::kSpans * 128 / kPanelColumns;
   const int stage = step % kStages;
   const int token = halves.token(half_at(halves, step));
-  barrier_expect(&s.loaded[stage], kStageBytes + kStageNarrow);
+  barrier_expect(&s.loaded[stage], (kWidePanels + kNarrowPanels) * kHalf * kRowBytes);
 #pragma unroll
-  for (int panel = 0; panel < kM / kPanelColumns; ++panel) {
-    copy_box(shared_address(narrow + stage * kStageNarrow + panel * kHalf * kRowBytes), &params.narrow,
-             h * kD + (keys ? 0 : kM) + panel * kPanelColumns, token, &s.loaded[stage]);
+  for (int i = 0; i < kNarrowPanels; ++i) {
+    copy_box(shared_address(narrow + stage * Shape::kStageNarrow + i * kHalf * kRowBytes), &params.narrow,
+             share.h * kD + (keys ? 0 : kM) + (share.slots * kNarrowPanels + i) * kPanelColumns, token, &s.loaded[stage]);
   }
 #pragma unroll
-  for (int panel = 0; panel < kD / kPanelColumns; ++panel) {
+  for (int i = 0; i < kWidePanels; ++i) {
+    const int panel = share.span * kWidePanels + i;
     copy_box(shared_address(wide + stage * kStageBytes + panel * kHalf * kRowBytes), keys ? &params.q : &params.grad_o,
-             h * kD + panel * kPanelColumns, token, &s.loaded[stage]);
+             share.h * kD + panel * kPanelColumns, token, &s.loaded[stage]);
   }
 }
 
-// Fills every second stage: the decay from the tile's start goes on the narrow rows.
-__device__ __forceinline__ void produce(const WalkParams& params, const Halves& halves, int h, bool keys, int before, char* wide,
-                                        char* narrow, WalkShared& s) {
+// Fills a producer's share of the stages: the decay from the tile's start goes on the narrow rows.
+template <int kParts>
+__device__ __forceinline__ void produce(const WalkParams& params, const Halves& halves, const WalkShare& share, bool keys, int before,
+                                        char* wide, char* narrow, WalkShared& s) {
+  constexpr int kProducers = WalkShape<kParts>::kProducers;
+  constexpr int kPieces = WalkShape<kParts>::kSlots / 8;  // of a row; a thread has half of them
   const Sm90ForwardParams& p = params.p.in;
-  const float2* gate = params.w.gate + h * p.T;
+  const float2* gate = params.w.gate + share.h * p.T;
   const int thread = threadIdx.x % 128;
   const int row = thread % kHalf;
-  const int piece0 = 8 * (thread / kHalf);
+  const int piece0 = kPieces / 2 * (thread / kHalf);
   const int own = threadIdx.x / 128;
   if (thread == 0) {
-    for (int step = own; step < min(halves.count, kStages); step += kProducers) load(params, halves, h, keys, step, wide, narrow, s);
+    for (int step = own; step < min(halves.count, kStages); step += kProducers) {
+      load<kParts>(params, halves, share, keys, step, wide, narrow, s);
+    }
   }
   struct Gates {
     float of_row, of_end;
@@ -103,10 +100,10 @@ __device__ __forceinline__ void produce(const WalkParams& params, const Halves& 
     const float whole = exp2_fast(now.of_end);
     asm volatile("" : "+f"(factor)::"memory");  // the next loads come after: a wait for the last ones would be a wait for them too
     now = fetch(step + kProducers);
-    barrier_wait(&s.loaded[stage], parity_of(step, before));
-    char* rows = narrow + stage * kStageNarrow;
+    wait_loaded<kProducers>(s, stage, parity_of(step, before));
+    char* rows = narrow + stage * WalkShape<kParts>::kStageNarrow;
 #pragma unroll 4
-    for (int piece = piece0; piece < piece0 + 8; ++piece) {
+    for (int piece = piece0; piece < piece0 + kPieces / 2; ++piece) {
       uint4* at = reinterpret_cast<uint4*>(rows + piece_offset(kHalf, row, piece));
       uint4 x = *at;
       uint32_t* pairs = reinterpret_cast<uint32_t*>(&x);
@@ -121,6 +118,12 @@ __device__ __forceinline__ void produce(const WalkParams& params, const Halves& 
     if (thread == 0) s.whole[stage] = whole;
     fence_async_proxy();
     barrier_arrive(&s.full[stage]);
+    // One of three producers has the time to wait until the stage is free again; of two, the holders ask.
+    if (kProducers == 3 && thread == 0 && step + kStages < halves.count) {
+      barrier_wait(&s.empty[stage], parity_of(step, before));
+      load<kParts>(params, halves, share, keys, step + kStages, wide, narrow, s);
+    }
+    __syncwarp();
   }
 }
 
@@ -144,17 +147,18 @@ __device__ __forceinline__ StatePlace place_of_tile(const Sm90BackwardParams& p,
   return d_state_at(p, w, {token, min(kC, halves.end - token), n}, h, keys ? kKeys : kValues);
 }
 
-// <S, dS'> and X(S, dS') / (2 pi / m) of the warp's 16 slots, from what its lanes have just stored. Rarely needed.
+// <S, dS'> and X(S, dS') / (2 pi / m) of 128 columns of the warp's 16 slots, from what its lanes have just stored.
+// Rarely needed.
 __device__ __forceinline__ float2 passing_through(const Sm90BackwardParams& p, const Workspace& w, const WalkShared& s, StatePlace to,
-                                                  int tile_index, int h, bool keys, int warp) {
+                                                  int tile_index, int h, bool keys, int warp, int first) {
   const int lane = threadIdx.x % 32;
   const bf16* from = w.states + (static_cast<int64_t>(state_row(p.in, tile_index, h, keys ? kKeys : kValues)) + warp * 16) * kD;
   const bf16* rows = to.at + warp * 16 * to.stride;
   float2 whole = make_float2(0.0F, 0.0F);
 #pragma unroll 2
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 0; i < 8; ++i) {
     const int row = 4 * (i % 4) + lane / 8;
-    const int column = i / 4 * kPanelColumns + 8 * (lane % 8);
+    const int column = first + i / 4 * kPanelColumns + 8 * (lane % 8);
     const uint4 x = *reinterpret_cast<const uint4*>(rows + row * to.stride + column);
     whole.x += dot(x, *reinterpret_cast<const uint4*>(from + row * kD + column), s.weight + column);
     const float turned = dot(x, *reinterpret_cast<const uint4*>(from + (row ^ 1) * kD + column), s.weight + column);
@@ -169,16 +173,19 @@ __device__ __forceinline__ float2 passing_through(const Sm90BackwardParams& p, c
   return whole;
 }
 
-template <bool kLocal>
+template <bool kLocal, int kParts>
 __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_sm90(const __grid_constant__ WalkParams params) {
+  using Shape = WalkShape<kParts>;
+  constexpr int kProducers = Shape::kProducers;
   extern __shared__ __align__(1024) char wide[];
   const Sm90BackwardParams& p = params.p;
   const Workspace& w = params.w;
   char* narrow = wide + kStages * kStageBytes;
-  char* corners = narrow + kStages * kStageNarrow;
-  WalkShared& s = *reinterpret_cast<WalkShared*>(corners + kHolders / 32 * kCornerBytes);
+  char* corners = wide + Shape::kStagesBytes;
+  WalkShared& s = *reinterpret_cast<WalkShared*>(wide + Shape::kBytes);
+  const int passes = params.plan.passes;
   {
-    const Walk walk = walk_at(p.in, share_of(params).place);
+    const Walk walk = walk_at(p.in, WalkShare::of_block<kParts>(passes, p.in.H).place);
     if (walk.segment >= walk.segments || (kLocal && walk.segment == 0)) return;
     if (threadIdx.x == 0) {
       const Halves halves(p.in, walk);
@@ -189,45 +196,51 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
   if (threadIdx.x < kStages) {
     barrier_init(&s.loaded[threadIdx.x], 1);
     barrier_init(&s.full[threadIdx.x], 128);
-    barrier_init(&s.empty[threadIdx.x], kHolders / 32);
+    barrier_init(&s.empty[threadIdx.x], Shape::kHolders / 32);
     fence_barrier_init();
   }
   __syncthreads();
 
   if (threadIdx.x < kProducers * 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+    if constexpr (kParts == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+    if constexpr (kParts > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
     const Halves halves(s.walk);
-    const WalkShare share = share_of(params);
+    const WalkShare share = WalkShare::of_block<kParts>(passes, p.in.H);
 #pragma unroll 1
-    for (int pass = 0; pass < params.passes; ++pass) {
-      produce(params, halves, share.h, share.keys(pass), pass * halves.count, wide, narrow, s);
-      named_barrier(kProducers + 2, kWalkThreads);
+    for (int pass = 0; pass < passes; ++pass) {
+      produce<kParts>(params, halves, share, share.keys(pass), pass * halves.count, wide, narrow, s);
+      named_barrier(kBlockBarrier, kWalkThreads);
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 192;");
+    if constexpr (kParts == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 192;");
+    if constexpr (kParts > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const Halves halves(s.walk);
     const Walk walk = {s.walk[0], s.walk[1], s.walk[2], s.walk[3], halves.count / 2};
-    const WalkShare share = share_of(params);
+    const WalkShare share = WalkShare::of_block<kParts>(passes, p.in.H);
     const int H = p.in.H;
     const int h = share.h;
-    const int place = share.place;
     const int thread = static_cast<int>(threadIdx.x) - kProducers * 128;
+    const int of_state = share.slots * Shape::kHolders + thread;  // among the kStateThreads that hold a state
     const int group = thread / 128;
-    const int warp = thread / 32;
+    const int warp = of_state / 32;  // of those of a state
     const int lane = thread % 32;
     const auto carried = [&](int of_place, bool keys) {
-      return w.carried + ((static_cast<int64_t>(of_place) * H + h) * 2 + (keys ? kKeys : kValues)) * kM * kD + thread;
+      return w.carried + ((static_cast<int64_t>(of_place) * H + h) * 2 + (keys ? kKeys : kValues)) * kM * kD +
+             share.span * 64 * kStateThreads + of_state;
     };
 #pragma unroll 1
-    for (int pass = 0; pass < params.passes; ++pass) {
+    for (int pass = 0; pass < passes; ++pass) {
       const bool keys = share.keys(pass);
       const bool last = walk.segment + 1 == walk.segments;
-      const int64_t mine = given_state(p.in, s.walk[0], h, keys);
-      s.weight[thread] = keys ? w.weight[thread] : 1.0F;
-      named_barrier(kProducers + 1, kHolders);
-      float state[2][64];
+      const int column = share.span * 128 + holder_column(of_state);
+      const int slot = holder_slot(of_state);
+      const int64_t mine = given_state(p.in, s.walk[0], h, keys) + (keys ? column * p.in.M + slot : slot * kD + column);
+      for (int i = thread; i < kD; i += Shape::kHolders) s.weight[i] = keys ? w.weight[i] : 1.0F;
+      named_barrier(kHoldersBarrier, Shape::kHolders);
+      float state[Shape::kSpans][64];
       const float* given = !last ? nullptr : keys ? p.grad_final_k : p.grad_final_v;
-      get_state(state, !kLocal && !last ? carried(place + 1, keys) : nullptr, given != nullptr ? given + mine : nullptr, keys, p.in);
+      get_state(state, !kLocal && !last ? carried(share.place + 1, keys) : nullptr, given != nullptr ? given + mine : nullptr, keys, slot,
+                p.in);
 
 #pragma unroll 1
       for (int step = 0; step < halves.count; ++step) {
@@ -236,53 +249,55 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
         const bool new_tile = (step & 1) == 0;
         if (!kLocal && new_tile) {
           const StatePlace to = place_of_tile(p, w, halves, step, walk.n, h, keys);
-          bf16* rows = to.at + warp * 16 * to.stride;
+          bf16* rows = to.at + warp * 16 * to.stride + share.span * 128;
           const int stride = static_cast<int>(to.stride);
-          store_state(state, corners + warp * kCornerBytes,
-                      [&](int row, int column, uint4 x) { *reinterpret_cast<uint4*>(rows + row * stride + column) = x; });
+          store_state(state, corners + thread / 32 * kCornerBytes, [&](int row, int column, uint4 x) {
+            __stcg(reinterpret_cast<uint4*>(rows + row * stride + column), x);  // global memory, which the compiler cannot know
+          });
         }
         barrier_wait(&s.full[stage], parity);
         if (new_tile) {
           const float kept = s.whole[stage];
           if (!kLocal) {
             const int tile_index = walk.first + half_at(halves, step) / 2;
-            float2 whole = make_float2(0.0F, 0.0F);
-            if (kept >= kNothing) {
-              whole = passing_through(p, w, s, place_of_tile(p, w, halves, step, walk.n, h, keys), tile_index, h, keys, warp);
+            float2* whole =
+                w.whole + ((static_cast<int64_t>(tile_index) * H + h) * 2 + (keys ? kKeys : kValues)) * kWholeParts + 2 * warp + share.span;
+#pragma unroll 1
+            for (int span = 0; span < Shape::kSpans; ++span) {
+              float2 sum = make_float2(0.0F, 0.0F);
+              if (kept >= kNothing) {
+                sum = passing_through(p, w, s, place_of_tile(p, w, halves, step, walk.n, h, keys), tile_index, h, keys, warp,
+                                      128 * (share.span + span));
+              }
+              if (lane == 0) whole[span] = sum;
             }
-            if (lane == 0)
-              w.whole[((static_cast<int64_t>(tile_index) * H + h) * 2 + (keys ? kKeys : kValues)) * kWholeParts + warp] = whole;
           }
 #pragma unroll
-          for (int i = 0; i < 128; ++i) state[i / 64][i % 64] *= kept;
+          for (int i = 0; i < Shape::kSpans * 64; ++i) state[i / 64][i % 64] *= kept;
         }
-        const uint32_t at_x = shared_address(wide + stage * kStageBytes);
-        const uint32_t at_y = shared_address(narrow + stage * kStageNarrow);
-        wgmma_fence();
-#pragma unroll
-        for (int kk = 0; kk < kHalf / 16; ++kk) {
-          wgmma<1, 1>(state[0], along_rows(at_y, kHalf, 16 * kk, 64 * group), along_rows(at_x, kHalf, 16 * kk, 0), 1);
-          wgmma<1, 1>(state[1], along_rows(at_y, kHalf, 16 * kk, 64 * group), along_rows(at_x, kHalf, 16 * kk, 128), 1);
+        multiply_stage(state, narrow + stage * Shape::kStageNarrow,
+                       wide + stage * kStageBytes + share.span * 128 / kPanelColumns * kHalf * kRowBytes, group);
+        // While that is under way: what comes where all have done with the stage before.
+        if (kProducers < 3 && thread == 0 && step > 0 && step - 1 + kStages < halves.count) {
+          barrier_wait(&s.empty[(step - 1) % kStages], parity_of(step - 1, pass * halves.count));
+          load<kParts>(params, halves, share, keys, step - 1 + kStages, wide, narrow, s);
         }
-        wgmma_commit();
         wgmma_wait<0>();
         if (lane == 0) barrier_arrive(&s.empty[stage]);
-        if (thread == 0 && step + kStages < halves.count) {
-          barrier_wait(&s.empty[stage], parity);
-          load(params, halves, h, keys, step + kStages, wide, narrow, s);
-        }
         __syncwarp();
       }
       if (kLocal) {
-        carry_state(state, carried(place, keys));
+        carry_state(state, carried(share.place, keys));
       } else if (walk.segment == 0 && p.d_initial_v != nullptr) {
-        named_barrier(kProducers + 1, kHolders);
-        s.weight[thread] = keys && p.in.q_norm_weight != nullptr ? p.in.q_norm_weight[thread] : 1.0F;
-        put_state(state, keys, s.weight, reinterpret_cast<float*>(wide),
-                  (keys ? p.d_initial_k : p.d_initial_v) + given_state(p.in, s.walk[0], h, keys), p.in);
+        named_barrier(kHoldersBarrier, Shape::kHolders);
+        for (int i = thread; i < kD; i += Shape::kHolders) {
+          s.weight[i] = keys && p.in.q_norm_weight != nullptr ? p.in.q_norm_weight[i] : 1.0F;
+        }
+        put_state<kParts>(state, keys, share, s.weight, reinterpret_cast<float*>(wide),
+                          (keys ? p.d_initial_k : p.d_initial_v) + given_state(p.in, s.walk[0], h, keys), p.in);
       }
       fence_async_proxy();  // what comes next into the stages comes by copies
-      named_barrier(kProducers + 2, kWalkThreads);
+      named_barrier(kBlockBarrier, kWalkThreads);
     }
   }
 }
@@ -294,20 +309,22 @@ __global__ void __launch_bounds__(kCombineThreads)
 
 template <bool kLocal>
 cudaError_t launch(const WalkParams& params, cudaStream_t stream) {
-  const auto kernel = &cyclic_flow_backward_states_sm90<kLocal>;
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWalkBytes);
-  if (status != cudaSuccess) return status;
-  const Sm90ForwardParams& p = params.p.in;
-  kernel<<<segment_places(p) * p.H*(params.passes == 2 ? 1 : 2), kWalkThreads, kWalkBytes, stream>>>(params);
-  return cudaGetLastError();
+  return with_parts(params.plan.parts, [&](auto parts) {
+    constexpr int kParts = decltype(parts)::value;
+    const auto kernel = &cyclic_flow_backward_states_sm90<kLocal, kParts>;
+    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWalkBytes<kParts>);
+    if (status != cudaSuccess) return status;
+    kernel<<<blocks_of(params.plan, params.p.in), kWalkThreads, kWalkBytes<kParts>, stream>>>(params);
+    return cudaGetLastError();
+  });
 }
 
 }  // namespace
 
 cudaError_t backward_states(const Sm90BackwardParams& p, cudaStream_t stream) {
-  WalkParams params = {p, workspace_of(p), {}, {}, {}, 1};
+  WalkParams params = {p, workspace_of(p), {}, {}, {}, {}};
   const int64_t width = static_cast<int64_t>(p.in.H) * kD;
-  cudaError_t status = choose_passes(p.in, params.passes);
+  cudaError_t status = plan_walks(p.in, params.plan);
   if (status == cudaSuccess) status = make_tensor_map(params.q, p.in.q, p.in.T, width, p.in.q_stride, kHalf);
   if (status == cudaSuccess) status = make_tensor_map(params.grad_o, p.grad_o, p.in.T, width, width, kHalf);
   if (status == cudaSuccess) status = make_tensor_map(params.narrow, p.d_k, p.in.T, width, width, kHalf);

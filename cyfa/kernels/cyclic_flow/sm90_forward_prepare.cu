@@ -52,7 +52,7 @@ __device__ void prepare_tile(const Sm90ForwardParams& p, const Workspace& w, int
   const double delta = load_delta(p, tile, h);
   const float given = real ? p.log_alpha[(tile.token + i) * p.H + h] : 0.0F;
   double passed = 0.0;
-  if (p.first_tile[tile.sequence + 1] - first > kWalkTiles) {
+  if (p.first_tile[tile.sequence + 1] - first > kSumTiles) {
     for (int t = first + i; t < index; t += kC) passed += w.advance[static_cast<int64_t>(h) * p.tiles + t];
   } else {  // few enough to be added up again, which saves a launch
 #pragma unroll 8
@@ -193,7 +193,7 @@ cudaError_t sm90_readout_table(const float* readout, int32_t H, int32_t M, void*
 }
 
 cudaError_t sm90_forward_prepare(const Sm90ForwardParams& p, cudaStream_t stream) {
-  if (has_segments(p)) cyclic_flow_forward_advance_sm90<<<p.tiles * p.H, kC, 0, stream>>>(p);
+  if (longest_of(p) > kSumTiles) cyclic_flow_forward_advance_sm90<<<p.tiles * p.H, kC, 0, stream>>>(p);
   cyclic_flow_forward_prepare_sm90<<<1 + p.H + p.tiles * p.H, kC, 0, stream>>>(p);
   return cudaGetLastError();
 }

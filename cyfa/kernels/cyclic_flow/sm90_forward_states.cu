@@ -2,12 +2,11 @@
 //   local     where a sequence is cut into segments: the walk over each segment but the last, from nothing
 //   combine   the states at the segments' ends, one after another
 //   walk      every segment from its first state; stores the states
-// A block has two warpgroups that produce, 64 tokens each in turn, and two that hold the state in registers, 64 slots x 256 columns each.
-// It walks keys or values of one head, or both one after the other. Overwrites states, rate and carried of the workspace and the final
-// states.
+// A block (sm90_walk.cuh) walks keys or values of one head, or both one after the other, whole states or parts of them. Overwrites
+// states, rate and carried of the workspace and the final states.
 //
-// Shared memory, 211 KB: four stages of 64 keys or values (32 KB) and their write vectors (16 KB); a corner of 2 KB a warp. At a walk's end
-// the stages hold the final state on its way to memory.
+// Shared memory, up to 227 KB: four stages of 64 keys or values (32 KB) and their write vectors (16 KB, of half of the slots 8); a corner
+// of 4 KB a warp that holds. At a walk's end the stages hold the final state on its way to memory.
 #include <cuda_runtime.h>
 
 #include "cyfa/kernels/cyclic_flow/sm90_walk.cuh"
@@ -21,7 +20,7 @@ struct StatesParams {
   Sm90ForwardParams p;
   Workspace w;
   CUtensorMap k, v;
-  int passes;  // 2: a block walks keys and values one after the other; 1: one of them
+  WalkPlan plan;
 };
 
 struct Shared {
@@ -34,10 +33,9 @@ struct Shared {
   alignas(16) float weight[kD];  // what columns of the final state are multiplied by
 };
 
-constexpr int kStagesBytes = kStages * (kStageBytes + kStageNarrow);
-constexpr int kSharedBytes = kStagesBytes + kHolders / 32 * kCornerBytes + static_cast<int>(sizeof(Shared));
-static_assert(kSharedBytes <= 227 * 1024);
-static_assert(kStagesBytes >= kD * (kM + 4) * 4 && kStagesBytes >= kM * (kD + 8) * 4, "the stages hold a final state");
+template <int kParts>
+constexpr int kSharedBytes = WalkShape<kParts>::kBytes + static_cast<int>(sizeof(Shared));
+static_assert(kSharedBytes<1> <= 227 * 1024);
 
 // 1 / rms of keys.
 __device__ __forceinline__ void key_rates(const char* tile, float eps, float* rates) {
@@ -63,26 +61,38 @@ __device__ __forceinline__ void key_rates(const char* tile, float eps, float* ra
   }
 }
 
-// Asks for the keys or values of a stage.
-__device__ __forceinline__ void load(const StatesParams& params, const Halves& halves, int h, bool keys, int half, char* tiles, Shared& s) {
+// Asks for the keys or values of a stage; of keys all columns, since their rates need them.
+template <int kParts>
+__device__ __forceinline__ void load(const StatesParams& params, const Halves& halves, const WalkShare& share, bool keys, int half,
+                                     char* tiles, Shared& s) {
+  constexpr int kAll = kD / kPanelColumns;
+  constexpr int kOwn = kParts == 4 ? kAll / 2 : kAll;
   const int stage = half % kStages;
-  barrier_expect(&s.loaded[stage], kStageBytes);
+  const int first = keys ? 0 : share.span * kOwn;
+  const int panels = keys ? kAll : kOwn;
+  barrier_expect(&s.loaded[stage], panels * kHalf * kRowBytes);
 #pragma unroll
-  for (int panel = 0; panel < kD / kPanelColumns; ++panel) {
-    copy_box(shared_address(tiles + stage * kStageBytes + panel * kHalf * kRowBytes), keys ? &params.k : &params.v,
-             h * kD + panel * kPanelColumns, halves.token(half), &s.loaded[stage]);
+  for (int i = 0; i < kAll; ++i) {
+    if (i < panels) {
+      copy_box(shared_address(tiles + stage * kStageBytes + (first + i) * kHalf * kRowBytes), keys ? &params.k : &params.v,
+               share.h * kD + (first + i) * kPanelColumns, halves.token(half), &s.loaded[stage]);
+    }
   }
 }
 
-// Fills every second stage: keys or values, and the write vectors with their decay to the tile's end.
-template <bool kLocal>
-__device__ __forceinline__ void produce(const StatesParams& params, const Workspace& w, const Halves& halves, int h, bool keys, int before,
-                                        char* tiles, char* writes, Shared& s) {
+// Fills a producer's share of the stages: keys or values, and the write vectors of the block's slots with their decay to the tile's end.
+template <bool kLocal, int kParts>
+__device__ __forceinline__ void produce(const StatesParams& params, const Workspace& w, const Halves& halves, const WalkShare& share,
+                                        bool keys, int before, char* tiles, char* writes, Shared& s) {
+  constexpr int kProducers = WalkShape<kParts>::kProducers;
+  constexpr int kPieces = WalkShape<kParts>::kSlots / 8;  // of a write vector; a thread makes half of them
   const Sm90ForwardParams& p = params.p;
+  const int h = share.h;
+  const bool first_part = share.slots == 0 && share.span == 0;
   const bool norm = keys && p.k_norm_weight != nullptr;
   const int thread = threadIdx.x % 128;
   const int row = thread % kHalf;
-  const int piece0 = 8 * (thread / kHalf);
+  const int piece0 = kPieces / 2 * (thread / kHalf);
   struct Row {
     uint32_t turn;
     float2 gate, end;
@@ -103,7 +113,7 @@ __device__ __forceinline__ void produce(const StatesParams& params, const Worksp
   };
   const int own = threadIdx.x / 128;
   if (thread == 0) {
-    for (int half = own; half < min(halves.count, kStages); half += kProducers) load(params, halves, h, keys, half, tiles, s);
+    for (int half = own; half < min(halves.count, kStages); half += kProducers) load<kParts>(params, halves, share, keys, half, tiles, s);
   }
   Row now = fetch(own);
   for (int half = own; half < halves.count; half += kProducers) {
@@ -114,42 +124,48 @@ __device__ __forceinline__ void produce(const StatesParams& params, const Worksp
     const float whole = exp2_fast(now.end.x + now.end.y);
     const uint32_t turn = now.turn;
     asm volatile("" : "+f"(factor)::"memory");  // the next loads come after: a wait for the last ones would be a wait for them too
-    now = fetch(half + 2);
-    barrier_wait(&s.loaded[stage], parity_of(half, before));  // so the stage's last use is over
+    now = fetch(half + kProducers);
+    wait_loaded<kProducers>(s, stage, parity_of(half, before));
     if (norm) {
       key_rates(tile, p.norm_eps, s.rate[stage]);
       named_barrier(1 + own, 128);
       const float rate = s.rate[stage][row];
       if (row < real) factor *= rate;
-      if (!kLocal && thread < real) w.rate[0][h * p.T + halves.token(half) + row] = rate;
-    } else if (!kLocal && keys && thread < real) {
+      if (!kLocal && first_part && thread < real) w.rate[0][h * p.T + halves.token(half) + row] = rate;
+    } else if (!kLocal && keys && first_part && thread < real) {
       w.rate[0][h * p.T + halves.token(half) + thread] = 1.0F;
     }
     if (real < kHalf) clear_rows(tile, real);
-    char* to = writes + stage * kStageNarrow;
+    char* to = writes + stage * WalkShape<kParts>::kStageNarrow;
 #pragma unroll 2
-    for (int piece = piece0; piece < piece0 + 8; ++piece) {
-      *reinterpret_cast<uint4*>(to + piece_offset(kHalf, row, piece)) = write_piece(turn, factor, piece, w.slots);
+    for (int piece = piece0; piece < piece0 + kPieces / 2; ++piece) {
+      *reinterpret_cast<uint4*>(to + piece_offset(kHalf, row, piece)) = write_piece(turn, factor, share.slots * kPieces + piece, w.slots);
     }
     if (thread == 0) s.whole[stage] = whole;
     fence_async_proxy();
     barrier_arrive(&s.full[stage]);
+    // One of three producers has the time to wait until the stage is free again; of two, the holders ask.
+    if (kProducers == 3 && thread == 0 && half + kStages < halves.count) {
+      barrier_wait(&s.empty[stage], parity_of(half, before));
+      load<kParts>(params, halves, share, keys, half + kStages, tiles, s);
+    }
+    __syncwarp();
   }
 }
 
-template <bool kLocal>
+template <bool kLocal, int kParts>
 __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_forward_states_sm90(const __grid_constant__ StatesParams params) {
+  using Shape = WalkShape<kParts>;
+  constexpr int kProducers = Shape::kProducers;
   extern __shared__ __align__(1024) char tiles[];
   const Sm90ForwardParams& p = params.p;
   char* writes = tiles + kStages * kStageBytes;
-  char* corners = writes + kStages * kStageNarrow;
-  Shared& s = *reinterpret_cast<Shared*>(corners + kHolders / 32 * kCornerBytes);
+  char* corners = tiles + Shape::kStagesBytes;
+  Shared& s = *reinterpret_cast<Shared*>(tiles + Shape::kBytes);
   const Workspace& w = params.w;
-  const int pair = params.passes == 2 ? blockIdx.x : blockIdx.x / 2;
-  const int h = pair % p.H;
-  const int place = pair / p.H;
+  const int passes = params.plan.passes;
   {
-    const Walk walk = walk_at(p, place);
+    const Walk walk = walk_at(p, WalkShare::of_block<kParts>(passes, p.H).place);
     if (walk.segment >= walk.segments || (kLocal && walk.segment + 1 == walk.segments)) return;
     if (threadIdx.x == 0) {
       const Halves halves(p, walk);
@@ -160,81 +176,84 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_forward_states_sm
   if (threadIdx.x < kStages) {
     barrier_init(&s.loaded[threadIdx.x], 1);
     barrier_init(&s.full[threadIdx.x], 128);
-    barrier_init(&s.empty[threadIdx.x], kHolders / 32);
+    barrier_init(&s.empty[threadIdx.x], Shape::kHolders / 32);
     fence_barrier_init();
   }
   __syncthreads();
-  // Half of the blocks begin with keys and half with values: keys take longer, values ask more of the memory. All heads of a sequence begin
-  // with the same, since their rows are neighbours.
-  const auto keys_at = [&](int pass) { return ((params.passes == 2 ? blockIdx.x / p.H : blockIdx.x) + pass) % 2 == 0; };
 
   if (threadIdx.x < kProducers * 128) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    if constexpr (kParts == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
+    if constexpr (kParts > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
     const Halves halves(s.walk);
+    const WalkShare share = WalkShare::of_block<kParts>(passes, p.H);
 #pragma unroll 1
-    for (int pass = 0; pass < params.passes; ++pass) {
-      produce<kLocal>(params, w, halves, h, keys_at(pass), pass * halves.count, tiles, writes, s);
-      named_barrier(kProducers + 2, kWalkThreads);
+    for (int pass = 0; pass < passes; ++pass) {
+      produce<kLocal, kParts>(params, w, halves, share, share.keys(pass), pass * halves.count, tiles, writes, s);
+      named_barrier(kBlockBarrier, kWalkThreads);
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 184;");
+    if constexpr (kParts == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 176;");
+    if constexpr (kParts > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const Halves halves(s.walk);
     const Walk walk = {s.walk[0], s.walk[1], s.walk[2], s.walk[3], halves.count / 2};
+    const WalkShare share = WalkShare::of_block<kParts>(passes, p.H);
+    const int h = share.h;
     const int thread = static_cast<int>(threadIdx.x) - kProducers * 128;
+    const int of_state = share.slots * Shape::kHolders + thread;  // among the kStateThreads that hold a state
     const int group = thread / 128;
     const int lane = thread % 32;
     const bool begun = walk.segment > 0 || !starts_from_nothing(p);
 #pragma unroll 1
-    for (int pass = 0; pass < params.passes; ++pass) {
-      const bool keys = keys_at(pass);
-      const int64_t mine = given_state(p, walk.n, h, keys);
-      float state[2][64];  // [64 slots, 2 x 128 columns] of this warpgroup
+    for (int pass = 0; pass < passes; ++pass) {
+      const bool keys = share.keys(pass);
+      const int column = share.span * 128 + holder_column(of_state);
+      const int slot = holder_slot(of_state);
+      const int64_t mine = given_state(p, walk.n, h, keys) + (keys ? column * p.M + slot : slot * kD + column);
+      float state[Shape::kSpans][64];  // [64 slots, kSpans x 128 columns] of this warpgroup
       const float* given = walk.segment > 0 ? nullptr : keys ? p.initial_k : p.initial_v;
-      get_state(state, !kLocal && walk.segment > 0 ? carried_state(w, p, place - 1, h, keys ? 0 : 1) + thread : nullptr,
-                given != nullptr ? given + mine : nullptr, keys, p);
+      const auto carried = [&](int place) {
+        return carried_state(w, p, place, h, keys ? 0 : 1) + share.span * 64 * kStateThreads + of_state;
+      };
+      get_state(state, !kLocal && walk.segment > 0 ? carried(share.place - 1) : nullptr, given != nullptr ? given + mine : nullptr, keys,
+                slot, p);
 
 #pragma unroll 1
       for (int half = 0; half < halves.count; ++half) {
         const int stage = half % kStages;
         const int parity = parity_of(half, pass * halves.count);
-        if (!kLocal && (half & 1) == 0 && (half > 0 || begun)) {
-          bf16* to = tile_state(w, p, walk.first + half / 2, h, keys ? 0 : 1) + thread / 32 * 16 * kD;
+        const bool new_tile = (half & 1) == 0;
+        if (!kLocal && new_tile && (half > 0 || begun)) {
+          bf16* to = tile_state(w, p, walk.first + half / 2, h, keys ? 0 : 1) + of_state / 32 * 16 * kD + share.span * 128;
           store_state(state, corners + thread / 32 * kCornerBytes,
                       [&](int row, int column, uint4 x) { *reinterpret_cast<uint4*>(to + row * kD + column) = x; });
         }
         barrier_wait(&s.full[stage], parity);
-        if ((half & 1) == 0) {
+        if (new_tile) {
           const float whole = s.whole[stage];
 #pragma unroll
-          for (int i = 0; i < 128; ++i) state[i / 64][i % 64] *= whole;
+          for (int i = 0; i < Shape::kSpans * 64; ++i) state[i / 64][i % 64] *= whole;
         }
-        const uint32_t at_x = shared_address(tiles + stage * kStageBytes);
-        const uint32_t at_w = shared_address(writes + stage * kStageNarrow);
-        wgmma_fence();
-#pragma unroll
-        for (int kk = 0; kk < kHalf / 16; ++kk) {
-          wgmma<1, 1>(state[0], along_rows(at_w, kHalf, 16 * kk, 64 * group), along_rows(at_x, kHalf, 16 * kk, 0), 1);
-          wgmma<1, 1>(state[1], along_rows(at_w, kHalf, 16 * kk, 64 * group), along_rows(at_x, kHalf, 16 * kk, 128), 1);
+        multiply_stage(state, writes + stage * Shape::kStageNarrow,
+                       tiles + stage * kStageBytes + share.span * 128 / kPanelColumns * kHalf * kRowBytes, group);
+        // While that is under way: what comes where all have done with the stage before.
+        if (kProducers < 3 && thread == 0 && half > 0 && half - 1 + kStages < halves.count) {
+          barrier_wait(&s.empty[(half - 1) % kStages], parity_of(half - 1, pass * halves.count));
+          load<kParts>(params, halves, share, keys, half - 1 + kStages, tiles, s);
         }
-        wgmma_commit();
         wgmma_wait<0>();
         if (lane == 0) barrier_arrive(&s.empty[stage]);
-        if (thread == 0 && half + kStages < halves.count) {
-          barrier_wait(&s.empty[stage], parity);
-          load(params, halves, h, keys, half + kStages, tiles, s);
-        }
         __syncwarp();
       }
       if (kLocal) {
-        carry_state(state, carried_state(w, p, place, h, keys ? 0 : 1) + thread);
+        carry_state(state, carried(share.place));
       } else if (walk.segment + 1 == walk.segments) {
-        named_barrier(kProducers + 1, kHolders);
-        s.weight[thread] = keys && p.k_norm_weight != nullptr ? p.k_norm_weight[thread] : 1.0F;
-        put_state(state, keys, s.weight, reinterpret_cast<float*>(tiles), (keys ? p.final_k : p.final_v) + given_state(p, walk.n, h, keys),
-                  p);
+        named_barrier(kHoldersBarrier, Shape::kHolders);
+        for (int i = thread; i < kD; i += Shape::kHolders) s.weight[i] = keys && p.k_norm_weight != nullptr ? p.k_norm_weight[i] : 1.0F;
+        put_state<kParts>(state, keys, share, s.weight, reinterpret_cast<float*>(tiles),
+                          (keys ? p.final_k : p.final_v) + given_state(p, walk.n, h, keys), p);
       }
       fence_async_proxy();  // what comes next into the stages comes by copies
-      named_barrier(kProducers + 2, kWalkThreads);
+      named_barrier(kBlockBarrier, kWalkThreads);
     }
   }
 }
@@ -246,18 +265,21 @@ __global__ void __launch_bounds__(kCombineThreads) cyclic_flow_forward_combine_s
 
 template <bool kLocal>
 cudaError_t launch(const StatesParams& params, cudaStream_t stream) {
-  const auto kernel = &cyclic_flow_forward_states_sm90<kLocal>;
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  if (status != cudaSuccess) return status;
-  kernel<<<segment_places(params.p) * params.p.H*(params.passes == 2 ? 1 : 2), kWalkThreads, kSharedBytes, stream>>>(params);
-  return cudaGetLastError();
+  return with_parts(params.plan.parts, [&](auto parts) {
+    constexpr int kParts = decltype(parts)::value;
+    const auto kernel = &cyclic_flow_forward_states_sm90<kLocal, kParts>;
+    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kParts>);
+    if (status != cudaSuccess) return status;
+    kernel<<<blocks_of(params.plan, params.p), kWalkThreads, kSharedBytes<kParts>, stream>>>(params);
+    return cudaGetLastError();
+  });
 }
 
 }  // namespace
 
 cudaError_t sm90_forward_states(const Sm90ForwardParams& p, cudaStream_t stream) {
-  StatesParams params = {p, workspace_of(p), {}, {}, 1};
-  cudaError_t status = choose_passes(p, params.passes);
+  StatesParams params = {p, workspace_of(p), {}, {}, {}};
+  cudaError_t status = plan_walks(p, params.plan);
   if (status != cudaSuccess) return status;
   if (p.tiles > 0) {
     status = make_tensor_map(params.k, p.k, p.T, static_cast<int64_t>(p.H) * kD, p.k_stride, kHalf);

@@ -18,8 +18,10 @@ constexpr float kRadians = 1.4629180792671596e-9F;  // 2 pi / 2^32
 
 // A walk over a sequence of more than kWalkTiles tiles is cut into segments of kSegmentTiles, so that a few long sequences fill the chip.
 // The cut depends on the sequence's own length alone: its results are the same bits in any batch.
-constexpr int kWalkTiles = 32;
+constexpr int kWalkTiles = 64;
 constexpr int kSegmentTiles = 16;
+// Where a sequence has more tiles than this, their sums of delta have a launch of their own.
+constexpr int kSumTiles = 32;
 
 // Numbers of a launch that follow from M and its section.
 struct Slots {
@@ -60,10 +62,15 @@ constexpr float kScoreUnit = 64.0F;  // scores are divided by it before they bec
 
 __host__ __device__ inline int64_t align_up(int64_t x) { return (x + 1023) / 1024 * 1024; }
 
-// Segment s of sequence n has place first_tile[n] / kSegmentTiles + n + s; places of no segment lie between.
-__host__ __device__ inline int segment_places(const Sm90ForwardParams& p) { return p.tiles / kSegmentTiles + p.N; }
-__host__ __device__ inline bool has_segments(const Sm90ForwardParams& p) { return (p.longest > 0 ? p.longest : p.tiles) > kWalkTiles; }
+__host__ __device__ inline int longest_of(const Sm90ForwardParams& p) { return p.longest > 0 ? p.longest : p.tiles; }
+__host__ __device__ inline bool has_segments(const Sm90ForwardParams& p) { return longest_of(p) > kWalkTiles; }
 __host__ __device__ inline int segments_of(int tiles) { return tiles <= kWalkTiles ? 1 : (tiles + kSegmentTiles - 1) / kSegmentTiles; }
+// The segments of sequence n, which begins with tile `first`, have places one after another from here on. Where a sequence is cut, places
+// of no segment lie between.
+__host__ __device__ inline int first_place(const Sm90ForwardParams& p, int n, int first) {
+  return has_segments(p) ? first / kSegmentTiles + n : n;
+}
+__host__ __device__ inline int segment_places(const Sm90ForwardParams& p) { return first_place(p, p.N, p.tiles); }
 
 __host__ __device__ inline bool normalises_first(const Sm90ForwardParams& p) {
   return (p.normalise_first || p.initial_k != nullptr) && (p.q_norm_weight != nullptr || p.k_norm_weight != nullptr);

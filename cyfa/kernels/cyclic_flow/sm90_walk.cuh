@@ -1,11 +1,13 @@
 // What the walks over the tiles of Hopper's cyclic_flow share, forward (states) and backward (their gradients): which tokens a block walks,
-// how the state that it holds in registers comes and goes, and the combination of segments. A block has two warpgroups that produce, 64
-// tokens each in turn, and two that hold the state, 64 slots x 256 columns each.
+// how the state that it holds in registers comes and goes, and the combination of segments. A block of four warpgroups has one or two that
+// hold the state, 64 slots each; the others produce, 64 tokens each in turn. A state may be shared among blocks, by slots and by columns:
+// each number's sums have the same order in every plan, so a sequence's results are the same bits whatever the plan is.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "cyfa/kernels/cyclic_flow/sm90_parts.cuh"
 #include "cyfa/kernels/hopper/tma.cuh"
@@ -17,11 +19,51 @@ using namespace hopper;
 constexpr int kHalf = 64;  // tokens of a stage
 constexpr int kStages = 4;
 constexpr int kStageBytes = kHalf * kD * 2;
-constexpr int kStageNarrow = kHalf * kM * 2;
-constexpr int kProducers = 2;
-constexpr int kCornerBytes = 16 * kRowBytes;  // where a warp turns its rows of the state into whole lines
-constexpr int kHolders = 256;                 // threads that hold the state
-constexpr int kWalkThreads = kProducers * 128 + kHolders;
+constexpr int kCornerPanels = 2;
+constexpr int kCornerBytes = kCornerPanels * 16 * kRowBytes;  // where a warp turns its rows of the state into whole lines
+constexpr int kStateThreads = kM * 2;                         // threads that hold a whole state, of one block or of two
+constexpr int kWalkThreads = 512;
+constexpr int kHoldersBarrier = 4, kBlockBarrier = 5;  // those before are the producers'
+
+// Of a block that holds one of `kParts` parts of a state: all of it, 64 of its slots, or 128 columns of 64 slots.
+template <int kParts>
+struct WalkShape {
+  static constexpr int kGroups = kParts == 1 ? 2 : 1;  // warpgroups that hold
+  static constexpr int kSlots = kGroups * 64;
+  static constexpr int kSpans = kParts == 4 ? 1 : 2;  // of 128 columns
+  static constexpr int kHolders = kGroups * 128;
+  static constexpr int kProducers = kWalkThreads / 128 - kGroups;
+  static constexpr int kStageNarrow = kHalf * kSlots * 2;
+  static constexpr int kStagesBytes = kStages * (kStageBytes + kStageNarrow);
+  static constexpr int kBytes = kStagesBytes + kHolders / 32 * kCornerBytes;
+  static_assert(kProducers < kHoldersBarrier);
+};
+
+// How the walks are shared among blocks.
+struct WalkPlan {
+  int passes;  // 2: a block walks keys and values one after the other; 1: one of them
+  int parts;   // of a state
+};
+
+// What a block walks. Found by each role for itself: what is kept from before the roles part is kept in memory.
+struct WalkShare {
+  int first, h, place;
+  int slots, span;  // part of the slots and of the columns
+
+  template <int kParts>
+  static __device__ __forceinline__ WalkShare of_block(int passes, int H) {
+    int block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    const int part = block % kParts;
+    block /= kParts;
+    const int pair = passes == 2 ? block : block / 2;
+    return {passes == 2 ? pair / H : block, pair % H, pair / H, part % 2, part / 2};
+  }
+  // Half of the blocks begin with keys and half with values: keys take longer, values ask more of the memory. All heads of a sequence begin
+  // with the same, since their rows are neighbours.
+  __device__ bool keys(int pass) const { return (first + pass) % 2 == 0; }
+};
+inline int blocks_of(const WalkPlan& plan, const Sm90ForwardParams& p) { return segment_places(p) * p.H * (2 / plan.passes) * plan.parts; }
 
 struct Walk {
   int n, segment, segments;
@@ -30,17 +72,20 @@ struct Walk {
 
 // The walk at a place; past the sequence's segments where there is none. By the whole block.
 inline __device__ Walk walk_at(const Sm90ForwardParams& p, int place) {
-  int low = -1;  // the last sequence whose first place is not behind this one
-  for (int n = 0; n < p.N; n += kWalkThreads) {
-    const int mine = n + static_cast<int>(threadIdx.x);
-    low += __syncthreads_count(mine < p.N && p.first_tile[min(mine, p.N - 1)] / kSegmentTiles + mine <= place);
+  int low = place;
+  if (has_segments(p)) {
+    low = -1;  // the last sequence whose first place is not behind this one
+    for (int n = 0; n < p.N; n += kWalkThreads) {
+      const int mine = n + static_cast<int>(threadIdx.x);
+      low += __syncthreads_count(mine < p.N && first_place(p, mine, p.first_tile[min(mine, p.N - 1)]) <= place);
+    }
   }
   Walk walk;
   walk.n = low;
   const int first = p.first_tile[low];
   const int tiles = p.first_tile[low + 1] - first;
   walk.segments = segments_of(tiles);
-  walk.segment = place - first / kSegmentTiles - low;
+  walk.segment = place - first_place(p, low, first);
   walk.first = first + (walk.segments == 1 ? 0 : walk.segment * kSegmentTiles);
   walk.tiles = walk.segments == 1 ? tiles : min(kSegmentTiles, first + tiles - walk.first);
   return walk;
@@ -74,102 +119,139 @@ __device__ __forceinline__ int parity_of(int half, int before) {
   return half / kStages + (before - half % kStages + kStages - 1) / kStages & 1;
 }
 
-// First slot (and that + 8) and first column of a holder.
+// Waits for what was asked for into a stage, whose last use is then over. Where that was another producer's, its end is waited for first: a
+// barrier's parity tells a phase only from the next.
+template <int kProducers, typename Shared>
+__device__ __forceinline__ void wait_loaded(Shared& s, int stage, int parity) {
+  if constexpr (kStages % kProducers != 0) barrier_wait(&s.empty[stage], parity ^ 1);
+  barrier_wait(&s.loaded[stage], parity);
+}
+
+// First slot (and that + 8) and first column of a thread, of kStateThreads.
 __device__ __forceinline__ int holder_slot(uint32_t thread) {
   return 16 * static_cast<int>(thread / 32) + static_cast<int>(thread % 32 / 4);
 }
 __device__ __forceinline__ int holder_column(uint32_t thread) { return 2 * static_cast<int>(thread % 4); }
 
-// The state of a block's holders, [64 slots, 2 x 128 columns] of each warpgroup: from where a segment before it left it, from `given` in
-// the order of memory ([K, M] for keys, [M, V] for values, from the section's first slot on), or nothing.
-__device__ __forceinline__ void get_state(float (&state)[2][64], const float* carried, const float* given, bool keys,
+// The state of a block's holders, [64 slots, kSpans x 128 columns] of each warpgroup: from where a segment before it left it, from `given`
+// in the order of memory ([K, M] for keys, [M, V] for values, from the thread's first slot of the section and its first column on), or
+// nothing.
+template <int kSpans>
+__device__ __forceinline__ void get_state(float (&state)[kSpans][64], const float* carried, const float* given, bool keys, int slot,
                                           const Sm90ForwardParams& p) {
-  const int slot = holder_slot(threadIdx.x % kHolders);
-  const int column0 = holder_column(threadIdx.x % kHolders);
-  const auto has = [&](int i) { return slot + 8 * (i / 2 % 2) < given_slots(p); };
   if (carried != nullptr) {
 #pragma unroll
-    for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = carried[i * kHolders];
-  } else if (given != nullptr && keys) {
-#pragma unroll
-    for (int i = 0; i < 128; ++i)
-      state[i / 64][i % 64] = has(i) ? given[(column0 + 8 * (i / 4) + i % 2) * p.M + slot + 8 * (i / 2 % 2)] : 0.0F;
+    for (int i = 0; i < kSpans * 64; ++i) state[i / 64][i % 64] = carried[i * kStateThreads];
   } else if (given != nullptr) {
+    const int next_column = keys ? p.M : 1;
 #pragma unroll
-    for (int i = 0; i < 128; ++i)
-      state[i / 64][i % 64] = has(i) ? given[(slot + 8 * (i / 2 % 2)) * kD + column0 + 8 * (i / 4) + i % 2] : 0.0F;
+    for (int lower = 0; lower < 2; ++lower) {
+      const bool has = slot + 8 * lower < given_slots(p);
+      const float* from = given + lower * (keys ? 8 : 8 * kD);
+#pragma unroll
+      for (int i = 2 * lower; i < kSpans * 64; i += 4) {
+        state[i / 64][i % 64] = has ? from[0] : 0.0F;
+        state[i / 64][i % 64 + 1] = has ? from[next_column] : 0.0F;
+        from += 8 * next_column;
+      }
+    }
   } else {
 #pragma unroll
-    for (int i = 0; i < 128; ++i) state[i / 64][i % 64] = 0.0F;
+    for (int i = 0; i < kSpans * 64; ++i) state[i / 64][i % 64] = 0.0F;
   }
 }
 
-__device__ __forceinline__ void carry_state(const float (&state)[2][64], float* carried) {
+template <int kSpans>
+__device__ __forceinline__ void carry_state(const float (&state)[kSpans][64], float* carried) {
 #pragma unroll
-  for (int i = 0; i < 128; ++i) carried[i * kHolders] = state[i / 64][i % 64];
+  for (int i = 0; i < kSpans * 64; ++i) carried[i * kStateThreads] = state[i / 64][i % 64];
 }
 
-// The whole state to memory, as get_state finds it, columns of keys times their weights, by way of the stages, which nothing uses any more:
-// rows of memory, a little apart so that no bank is hit twice at once.
-__device__ __forceinline__ void put_state(const float (&state)[2][64], bool keys, const float* weight, float* rows, float* to,
-                                          const Sm90ForwardParams& p) {
+// The block's part of the state to memory, columns of keys times their weights, by way of the stages, which nothing uses any more: rows of
+// memory, a little apart so that no bank is hit twice at once. `to` is the state's number of the section's first slot and the first column.
+template <int kParts, int kSpans>
+__device__ __forceinline__ void put_state(const float (&state)[kSpans][64], bool keys, const WalkShare& share, const float* weight,
+                                          float* rows, float* to, const Sm90ForwardParams& p) {
+  using Shape = WalkShape<kParts>;
+  constexpr int kColumns = kSpans * 128;
+  static_assert(Shape::kStagesBytes >= kColumns * (Shape::kSlots + 4) * 4 && Shape::kStagesBytes >= Shape::kSlots * (kColumns + 8) * 4);
   uint32_t thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));  // found again: registers are short in between
-  thread %= kHolders;
+  thread %= Shape::kHolders;
   const int slot = holder_slot(thread);
   const int column0 = holder_column(thread);
-  const int width = keys ? kM : kD;
+  const int width = keys ? Shape::kSlots : kColumns;
   const int pitch = width + (keys ? 4 : 8);
-  named_barrier(kProducers + 1, kHolders);
+  weight += share.span * kColumns;
+  named_barrier(kHoldersBarrier, Shape::kHolders);
   if (keys) {
 #pragma unroll
-    for (int i = 0; i < 128; ++i) {
+    for (int i = 0; i < kSpans * 64; ++i) {
       const int column = column0 + 8 * (i / 4) + i % 2;
       rows[column * pitch + slot + 8 * (i / 2 % 2)] = state[i / 64][i % 64] * weight[column];
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < 128; i += 2) {
+    for (int i = 0; i < kSpans * 64; i += 2) {
       *reinterpret_cast<float2*>(rows + (slot + 8 * (i / 2 % 2)) * pitch + column0 + 8 * (i / 4)) =
           make_float2(state[i / 64][i % 64], state[i / 64][i % 64 + 1]);
     }
   }
-  named_barrier(kProducers + 1, kHolders);
-  for (int i = 4 * static_cast<int>(thread); i < kM * kD; i += 4 * kHolders) {
+  named_barrier(kHoldersBarrier, Shape::kHolders);
+  const int first_slot = share.slots * Shape::kSlots;
+  const int stride = keys ? p.M : kD;
+  to += keys ? share.span * kColumns * p.M + first_slot : first_slot * kD + share.span * kColumns;
+  for (int i = 4 * static_cast<int>(thread); i < Shape::kSlots * kColumns; i += 4 * Shape::kHolders) {
     const int row = i / width;
     const int column = i % width;
-    if ((keys ? column : row) < given_slots(p)) {
-      *reinterpret_cast<float4*>(to + row * (keys ? p.M : kD) + column) = *reinterpret_cast<const float4*>(rows + row * pitch + column);
+    if (first_slot + (keys ? column : row) < given_slots(p)) {
+      *reinterpret_cast<float4*>(to + row * stride + column) = *reinterpret_cast<const float4*>(rows + row * pitch + column);
     }
   }
 }
 
+// Begins state += narrow^T wide over the tokens of a stage, the warp's slots from registers: the tensor cores then read a third less of
+// shared memory, which the walk keeps busy. `wide` is the first column's panel.
+template <int kSpans>
+__device__ __forceinline__ void multiply_stage(float (&state)[kSpans][64], const char* narrow, const char* wide, int group) {
+  const int lane = threadIdx.x % 32;
+  const int piece = 2 * static_cast<int>(threadIdx.x / 32 % 4) + lane / 8 % 2;
+  const uint32_t from = shared_address(narrow) + group * kHalf * kRowBytes + piece_offset(kHalf, lane / 16 * 8 + lane % 8, piece);
+  const uint32_t columns = shared_address(wide);
+  uint32_t slots[kHalf / 16][4];
+#pragma unroll
+  for (int kk = 0; kk < kHalf / 16; ++kk) load_blocks_transposed(slots[kk], from + 16 * kk * kRowBytes);
+  settle(slots);
+  wgmma_fence();
+#pragma unroll
+  for (int span = 0; span < kSpans; ++span) {
+#pragma unroll
+    for (int kk = 0; kk < kHalf / 16; ++kk) wgmma<1>(state[span], slots[kk], along_rows(columns, kHalf, 16 * kk, 128 * span), 1);
+  }
+  wgmma_commit();
+}
+
 // Rounds a warp's 16 rows of the state and hands them on in whole lines: each(row, column, eight numbers from that column on).
-template <typename Each>
-__device__ __forceinline__ void store_state(const float (&state)[2][64], char* corner, const Each& each) {
+template <int kSpans, typename Each>
+__device__ __forceinline__ void store_state(const float (&state)[kSpans][64], char* corner, const Each& each) {
+  static_assert(kCornerPanels * kPanelColumns == 128);
   const int lane = threadIdx.x % 32;
   const uint32_t at = shared_address(corner) + lane % 16 * kRowBytes;
 #pragma unroll
-  for (int panel = 0; panel < 4; ++panel) {
-    const float* d = state[panel / 2];
+  for (int span = 0; span < kSpans; ++span) {
     __syncwarp();
 #pragma unroll
-    for (int kk = 0; kk < 4; ++kk) {
-      uint32_t a[4];
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const int i = 8 * (panel % 2) + 2 * kk + n;
-        a[2 * n] = pack(d[4 * i], d[4 * i + 1]);
-        a[2 * n + 1] = pack(d[4 * i + 2], d[4 * i + 3]);
-      }
-      store_blocks(at + (((2 * kk + lane / 16) ^ (lane & 7)) << 4), a[0], a[1], a[2], a[3]);
+    for (int i = 0; i < 8; ++i) {
+      const float* d = state[span] + 8 * i;
+      store_blocks(at + i / 4 * 16 * kRowBytes + (((2 * (i % 4) + lane / 16) ^ (lane & 7)) << 4), pack(d[0], d[1]), pack(d[2], d[3]),
+                   pack(d[4], d[5]), pack(d[6], d[7]));
     }
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = 4 * i + lane / 8;
-      each(row, panel * kPanelColumns + 8 * (lane % 8),
-           *reinterpret_cast<const uint4*>(corner + row * kRowBytes + ((lane % 8 ^ (row & 7)) << 4)));
+    for (int i = 0; i < 8; ++i) {
+      const int row = 4 * (i % 4) + lane / 8;
+      each(row, 128 * span + i / 4 * kPanelColumns + 8 * (lane % 8),
+           *reinterpret_cast<const uint4*>(corner + (i / 4 * 16 + row) * kRowBytes + ((lane % 8 ^ (row & 7)) << 4)));
     }
   }
 }
@@ -187,7 +269,7 @@ __device__ __forceinline__ void combine_segments(const Sm90ForwardParams& p, con
   const int last = p.first_tile[n + 1];
   const int segments = segments_of(last - first);
   if (segments == 1) return;
-  const int place = first / kSegmentTiles + n;
+  const int place = first_place(p, n, first);
   const int64_t at = static_cast<int64_t>(blockIdx.y) * kCombineThreads + threadIdx.x;
   const auto segment_of = [&](int step) { return kReverse ? segments - 1 - step : step; };
   const auto state = [&](int step) {
@@ -219,16 +301,39 @@ __device__ __forceinline__ void combine_segments(const Sm90ForwardParams& p, con
   }
 }
 
-// Keys and values in one block where that takes no more waves: the blocks then end together.
-inline cudaError_t choose_passes(const Sm90ForwardParams& p, int& passes) {
+// The plan that ends first, by waves of blocks: keys and values in one block where that takes no more waves, since such blocks end
+// together; parts of a state a block where that fills the chip better, at the price of keys and values read more than once from the L2
+// cache.
+inline cudaError_t plan_walks(const Sm90ForwardParams& p, WalkPlan& plan) {
+  constexpr float kTimeOfHalf = 0.6F, kTimeOfQuarter = 0.45F;  // of a block with a part of a state, where a block with all takes 1
   int device = 0;
   int blocks = 0;
   cudaError_t status = cudaGetDevice(&device);
   if (status == cudaSuccess) status = cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device);
   if (status != cudaSuccess) return status;
   const int walks = p.H * (has_segments(p) ? std::max(p.N, p.tiles / kSegmentTiles) : p.N);
-  passes = 2 * ((walks + blocks - 1) / blocks) <= (2 * walks + blocks - 1) / blocks ? 2 : 1;
+  float least = INFINITY;
+  const auto consider = [&](WalkPlan other, float time_of_block) {
+    const int count = walks * (2 / other.passes) * other.parts;
+    const float time = time_of_block * static_cast<float>((count + blocks - 1) / blocks);
+    if (time < least) plan = other;
+    least = std::min(least, time);
+  };
+  consider({2, 1}, 2.0F);
+  consider({1, 1}, 1.0F);
+  consider({1, 2}, kTimeOfHalf);
+  consider({1, 4}, kTimeOfQuarter);
   return cudaSuccess;
+}
+
+// launch(Parts<n>) with the plan's number of parts.
+template <int kParts>
+struct Parts {
+  static constexpr int value = kParts;
+};
+template <typename Launch>
+cudaError_t with_parts(int parts, const Launch& launch) {
+  return parts == 1 ? launch(Parts<1>()) : parts == 2 ? launch(Parts<2>()) : launch(Parts<4>());
 }
 
 }  // namespace cyfa::cyclic_flow

@@ -98,6 +98,13 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return reinterpret_cast<const uint32_t&>(x);
 }
 
+// The same at this very place: left to itself the compiler packs where the result is used, and keeps twice the registers until then.
+__device__ __forceinline__ uint32_t pack_here(float low, float high) {
+  uint32_t x;
+  asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}
+
 // To IEEE half precision; what is too large becomes the largest.
 __device__ __forceinline__ uint32_t pack_half(float low, float high) {
   uint32_t x;
@@ -112,6 +119,14 @@ __device__ __forceinline__ float2 unpack_half(uint32_t x) { return __half22float
 // Four 8 x 8 blocks of bf16 whose rows lie at the addresses that lanes 8 b .. 8 b + 7 give, as the registers of wgmma's a.
 __device__ __forceinline__ void load_blocks(uint32_t (&a)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(address)
+               : "memory");
+}
+
+// The same, each block transposed.
+__device__ __forceinline__ void load_blocks_transposed(uint32_t (&a)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
                : "r"(address)
                : "memory");
