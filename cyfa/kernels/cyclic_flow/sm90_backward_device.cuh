@@ -51,6 +51,7 @@ struct Workspace {
   float* carried;       // dS' at the ends of segments, only where a walk is cut
   float4* d_tables;     // [table blocks, H, quarters, kM * kM / 4] in the order of the threads and their registers
   float* d_units;       // [tiles, H, 2] what dX and dL of each half of a tile were divided by; only with two sections
+  float* row_units;     // [H, T] what rows of dX were divided by; only with two sections
   float* d_weights;     // [weight_rows, K] sums of q dq without weights; with normalise_first [2, weight_rows, K] of k and of q
   bf16* rows[2];        // [T, H, D] normalised k and q, only with normalise_first
   int64_t bytes;
@@ -111,6 +112,7 @@ inline Workspace workspace_of(const Sm90BackwardParams& p) {
   take(w.carried, has_segments(p.in) ? static_cast<int64_t>(segment_places(p.in)) * p.in.H * 2 * kM * kD : 0);
   take(w.d_tables, static_cast<int64_t>(table_blocks(p)) * p.in.H * quarters_of_table(p) * kM * kM / 4);
   take(w.d_units, p.in.M > kM ? 2 * tiles : 0);
+  take(w.row_units, p.in.M > kM ? tokens : 0);
   take(w.d_weights, (normalises_first(p.in) ? 2 : 1) * weight_rows(p) * kD);
   for (bf16*& rows : w.rows) take(rows, normalises_first(p.in) && p.in.section == 0 ? tokens * kD : 0);
   w.d_scores = static_cast<bf16*>(p.d_k);

@@ -5,10 +5,10 @@
 //   scores    dL = p * (dX A^T - rowsum(p * dX A^T)), dY = unrot(dL A), over both
 //   table     dA = dL^T Z + p^T dX, a quarter of it a block
 //   join      sums the sections' gradients of q, k and v
-// Until the walk, the places of dS' are free: dX lies where dS_V' of its section will be, in fp32 and then, of both sections, as half
-// precision in the first; p where the first section's dS_K' will be, dL where the second's.
-// Products are in half precision as in sm90_backward_readout.cu, with a power of two for each row of pairs and each half tile of dX and
-// dL: so the warpgroups need not wait for each other.
+// Until the walk, the places of dS' are free: dX of both sections lies where dS_V' of the first will be, p where its dS_K' will be, dL
+// where the second's. All three are in half precision.
+// Products are in half precision as in sm90_backward_readout.cu, with a power of two for each row of pairs, for each row of dX in memory
+// and for each half tile of dX and dL: so the warpgroups need not wait for each other.
 #include <cstddef>
 
 #include "cyfa/kernels/cyclic_flow/sm90_sections.cuh"
@@ -36,6 +36,21 @@ struct RowProducts {
   }
 };
 
+// The largest of |d| in both rows.
+__device__ __forceinline__ void top_of_rows(const float (&d)[64], float& top0, float& top8) {
+  top0 = top8 = 0.0F;
+#pragma unroll
+  for (int i = 0; i < 64; i += 4) {
+    top0 = fmaxf(top0, fmaxf(fabsf(d[i]), fabsf(d[i + 1])));
+    top8 = fmaxf(top8, fmaxf(fabsf(d[i + 2]), fabsf(d[i + 3])));
+  }
+#pragma unroll
+  for (int x = 1; x < 4; x *= 2) {
+    top0 = fmaxf(top0, __shfl_xor_sync(0xFFFFFFFF, top0, x));
+    top8 = fmaxf(top8, __shfl_xor_sync(0xFFFFFFFF, top8, x));
+  }
+}
+
 // ---- weights
 
 constexpr int kWeightsThreads = 384;
@@ -46,6 +61,7 @@ struct WeightsParams {
   Workspace w;
   cyclic_flow::Workspace forward;
   CUtensorMap grad_o, v, states;
+  __half* d_mixed;  // [T, H, P] dX
 };
 
 struct WeightsShared {
@@ -80,8 +96,8 @@ __device__ __forceinline__ void feed_copies(const WeightsParams& params, Weights
 }
 
 // One half of a tile: the 64 tokens of which the warp's are strip .. strip + 15.
-__device__ __forceinline__ void weights_of_half(const Sm90BackwardParams& p, const Workspace& w, WeightsShared& s, int strip, int h,
-                                                int parity) {
+__device__ __forceinline__ void weights_of_half(const Sm90BackwardParams& p, const Workspace& w, __half* d_mixed, WeightsShared& s,
+                                                int strip, int h, int parity) {
   const int lane = threadIdx.x % 32;
   const int group = strip / 64;
   const int row = strip + lane / 4;  // and row + 8
@@ -139,18 +155,8 @@ __device__ __forceinline__ void weights_of_half(const Sm90BackwardParams& p, con
   }
   settle(weights);  // else they are kept unpacked
   decay(pairs, strip, s.tokens);
-  float top0 = 0.0F;
-  float top8 = 0.0F;
-#pragma unroll
-  for (int i = 0; i < 64; i += 4) {
-    top0 = fmaxf(top0, fmaxf(fabsf(pairs[i]), fabsf(pairs[i + 1])));
-    top8 = fmaxf(top8, fmaxf(fabsf(pairs[i + 2]), fabsf(pairs[i + 3])));
-  }
-#pragma unroll
-  for (int x = 1; x < 4; x *= 2) {
-    top0 = fmaxf(top0, __shfl_xor_sync(0xFFFFFFFF, top0, x));
-    top8 = fmaxf(top8, __shfl_xor_sync(0xFFFFFFFF, top8, x));
-  }
+  float top0, top8;
+  top_of_rows(pairs, top0, top8);
   const float unit0 = unit_of(top0);
   const float unit8 = unit_of(top8);
   uint32_t a[8][4];
@@ -175,12 +181,14 @@ __device__ __forceinline__ void weights_of_half(const Sm90BackwardParams& p, con
   if (lane % 4 == 0 && valid0) w.turned[2][scalars] = clock0;
   if (lane % 4 == 0 && valid8) w.turned[2][scalars + 8] = clock8;
   rotate<1>(d_weights, turn0, turn8, w.slots.first_pair);
-  float* to = static_cast<float*>(p.d_v) + (static_cast<int64_t>(token + row) * p.in.H + h) * kM + 2 * (lane % 4);
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    if (valid0) *reinterpret_cast<float2*>(to + 8 * i) = make_float2(d_weights[4 * i], d_weights[4 * i + 1]);
-    if (valid8) *reinterpret_cast<float2*>(to + 8 * p.in.H * kM + 8 * i) = make_float2(d_weights[4 * i + 2], d_weights[4 * i + 3]);
-  }
+  top_of_rows(d_weights, top0, top8);
+  const float factor0 = 128.0F * unit_of(top0);
+  const float factor8 = 128.0F * unit_of(top8);
+  pack_halves(d_weights, factor0, factor8, a);
+  if (lane % 4 == 0 && valid0) w.row_units[scalars] = inverse_of_unit(factor0);
+  if (lane % 4 == 0 && valid8) w.row_units[scalars + 8] = inverse_of_unit(factor8);
+  __half* to = d_mixed + (static_cast<int64_t>(token + row) * p.in.H + h) * kP + p.in.section * kM;
+  two_sections::store_rows(a, to, to + int64_t{8} * p.in.H * kP, valid0, valid8);
 }
 
 __global__ void __launch_bounds__(kWeightsThreads, 1) cyclic_flow_backward_weights_sm90(const __grid_constant__ WeightsParams params) {
@@ -211,12 +219,12 @@ __global__ void __launch_bounds__(kWeightsThreads, 1) cyclic_flow_backward_weigh
     const Share share(p.in);
     const int strip = static_cast<int>(__shfl_sync(0xFFFFFFFF, 16 * (threadIdx.x / 32 - 4), 0));
     int parity = 0;
-    for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) weights_of_half(p, params.w, s, strip, share.h, parity);
+    for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) weights_of_half(p, params.w, params.d_mixed, s, strip, share.h, parity);
   }
 }
 
-cudaError_t backward_weights(const Sm90BackwardParams& p, cudaStream_t stream) {
-  WeightsParams params = {p, workspace_of(p), cyclic_flow::workspace_of(p.in), {}, {}, {}};
+cudaError_t backward_weights(const Sm90BackwardParams& p, __half* d_mixed, cudaStream_t stream) {
+  WeightsParams params = {p, workspace_of(p), cyclic_flow::workspace_of(p.in), {}, {}, {}, d_mixed};
   const int64_t width = static_cast<int64_t>(p.in.H) * kD;
   cudaError_t status = make_tensor_map(params.grad_o, p.grad_o, p.in.T, width, width, kC);
   if (status == cudaSuccess) status = make_tensor_map(params.v, p.in.v, p.in.T, width, p.in.v_stride, kC);
@@ -238,15 +246,19 @@ struct ScoresParams {
   Sm90ForwardParams p;
   Workspace w[2];  // of the sections
   CUtensorMap table;
-  float* d_mixed[2];  // [T, H, kM] dX of each section
-  __half* d_mixed_half;
-  const __half* probs;  // [T, H, P]
+  __half* d_mixed;  // [T, H, P] dX
+  const __half* probs;
   __half* d_logits;
 };
 
+__device__ __forceinline__ uint32_t times_half(uint32_t x, __half2 factor) {
+  const __half2 y = __hmul2(reinterpret_cast<const __half2&>(x), factor);
+  return reinterpret_cast<const uint32_t&>(y);
+}
+
 struct ScoresShared {
   char table[kTableBytes];
-  float top[2][kConsumerWarps];  // largest of |dX| of a warp's rows
+  float top[2][kConsumerWarps];  // largest unit of a warp's rows
   uint64_t full;
 };
 
@@ -284,48 +296,35 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
     float inverse;      // of what it is multiplied by
     {
       const auto [token, valid0, valid8] = rows_of(t);
-      const int64_t at = token * pitch + h * kP;
-      float d[2][64];
-      float top = 0.0F;
+      __half* rows = params.d_mixed + token * pitch + h * kP;
+      two_sections::load_rows(a, rows, rows + 8 * pitch, valid0, valid8);
+      float units[2][2];  // of the sections' rows: one for all, the largest, takes their place
 #pragma unroll
       for (int section = 0; section < 2; ++section) {
-        const float* from = params.d_mixed[section] + at / 2 + 2 * (lane % 4);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          float2 x = make_float2(0.0F, 0.0F);
-          float2 y = x;
-          if (valid0) x = *reinterpret_cast<const float2*>(from + 8 * i);
-          if (valid8) y = *reinterpret_cast<const float2*>(from + 4 * pitch + 8 * i);
-          d[section][4 * i] = x.x;
-          d[section][4 * i + 1] = x.y;
-          d[section][4 * i + 2] = y.x;
-          d[section][4 * i + 3] = y.y;
-        }
+        const float* from = params.w[section].row_units + h * p.T + token;
+        units[section][0] = valid0 ? from[0] : 0.0F;
+        units[section][1] = valid8 ? from[8] : 0.0F;
       }
-#pragma unroll
-      for (int i = 0; i < 128; ++i) top = fmaxf(top, fabsf(d[i / 64][i % 64]));
-      const uint32_t of_warp = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(top));
-      if (lane == 0) s.top[parity][threadIdx.x / 32] = __uint_as_float(of_warp);
+      inverse = fmaxf(fmaxf(units[0][0], units[0][1]), fmaxf(units[1][0], units[1][1]));
+      inverse = __uint_as_float(__reduce_max_sync(0xFFFFFFFF, __float_as_uint(inverse)));
+      if (lane == 0) s.top[parity][threadIdx.x / 32] = inverse;
       named_barrier(1 + group, 128);
+      inverse = 1e-30F;  // there may be no rows
 #pragma unroll
-      for (int i = 0; i < kConsumerWarps / 2; ++i) top = fmaxf(top, s.top[parity][4 * group + i]);
-      const float factor = 128.0F * unit_of(top);
-      inverse = inverse_of_unit(factor);
+      for (int i = 0; i < kConsumerWarps / 2; ++i) inverse = fmaxf(inverse, s.top[parity][4 * group + i]);
 #pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        const float* x = &d[i / 16][i % 16 * 4];
-        a[i / 2][i % 2 * 2] = pack_half(x[0] * factor, x[1] * factor);
-        a[i / 2][i % 2 * 2 + 1] = pack_half(x[2] * factor, x[3] * factor);
+      for (int i = 0; i < 64; ++i) {
+        const __half2 factor = __float2half2_rn(units[i / 32][i % 2] / inverse);
+        a[i / 4][i % 4] = times_half(a[i / 4][i % 4], factor);
       }
       settle(a);
-      // In place of the first section's fp32, which this warp has read.
-      two_sections::store_rows(a, params.d_mixed_half + at, params.d_mixed_half + at + 8 * pitch, valid0, valid8);
+      two_sections::store_rows(a, rows, rows + 8 * pitch, valid0, valid8);
     }
     if (t >= share.step) {
       const Tile& next = p.tile[t - share.step];
       const int strip = 16 * static_cast<int>(threadIdx.x / 32);
-      const int64_t first = ((next.token + strip) * pitch + h * kP) * 2;  // in bytes, of all four
-      const void* const arrays[4] = {params.d_mixed[0], params.d_mixed[1], params.probs, w.scores};
+      const int64_t first = ((next.token + strip) * pitch + h * kP) * 2;  // in bytes, of all three
+      const void* const arrays[3] = {params.d_mixed, params.probs, w.scores};
 #pragma unroll
       for (const void* array : arrays) two_sections::ask_for_rows(static_cast<const char*>(array) + first, 2 * pitch, next.tokens - strip);
     }
@@ -564,11 +563,10 @@ cudaError_t backward_readout_of_sections(const Sm90BackwardParams (&sections)[2]
   __half* d_mixed = static_cast<__half*>(sections[0].d_v);
   cudaError_t status = sm90_readout_again(p, probs, w[0].weights, w[1].weights, stream);
   for (const Sm90BackwardParams& section : sections) {
-    if (status == cudaSuccess) status = backward_weights(section, stream);
+    if (status == cudaSuccess) status = backward_weights(section, d_mixed, stream);
   }
 
-  ScoresParams scores = {p,       {w[0], w[1]}, {},      {static_cast<float*>(sections[0].d_v), static_cast<float*>(sections[1].d_v)},
-                         d_mixed, probs,        d_logits};
+  ScoresParams scores = {p, {w[0], w[1]}, {}, d_mixed, probs, d_logits};
   if (status == cudaSuccess) status = two_sections::make_table_map(scores.table, w[0].table, p.H);
   if (status == cudaSuccess) {
     status = cudaFuncSetAttribute(cyclic_flow_backward_scores_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize,

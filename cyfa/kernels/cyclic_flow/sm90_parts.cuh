@@ -97,8 +97,9 @@ __host__ __device__ inline Workspace workspace_of(const Sm90ForwardParams& p) {
   w.scores = static_cast<__half*>(p.kept.scores);
   w.advance = reinterpret_cast<double*>(take(static_cast<int64_t>(p.tiles) * p.H * 8));
   w.carried = reinterpret_cast<float*>(take(has_segments(p) ? static_cast<int64_t>(segment_places(p)) * p.H * 2 * kM * kD * 4 : 0));
-  for (bf16*& rows : w.rows) rows = reinterpret_cast<bf16*>(take(normalises_first(p) ? units * kD * 2 : 0));
   w.weights = reinterpret_cast<__half*>(take(p.M > kM ? units * sm90_filled_slots(p.M) * 2 : 0));
+  // Last: with_normalised_rows() leaves parameters of which one cannot see that there are rows.
+  for (bf16*& rows : w.rows) rows = reinterpret_cast<bf16*>(take(normalises_first(p) ? units * kD * 2 : 0));
   if (p.M > kM && w.scores == nullptr) w.scores = w.weights;
   w.bytes = at;
   w.slots = slots_of(p);
