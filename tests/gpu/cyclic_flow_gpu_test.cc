@@ -201,6 +201,24 @@ TEST_F(Gpu, EqualRunsGiveEqualBits) {
   expect_same_bits(run_there(c), run_there(c));
 }
 
+// How the walks of a batch are shared among blocks depends on how many there are: quarters of states where there are few, then halves, then
+// whole states, keys and values apart or together.
+TEST_F(Gpu, HopperSharesWalksWithoutChangingABit) {
+  for (const int64_t B : {12, 24, 60}) {
+    const OpCase c{.B = B, .T = 200, .K = 256, .V = 256, .M = 128, .dtype = at::kBFloat16};
+    SCOPED_TRACE(describe(c));
+    const Tensors inputs = moved(make_inputs(c), at::kCUDA);
+    const Tensors gradients = moved(make_output_gradients(c), at::kCUDA);
+    const RunOptions sm90{.backend = ops::Backend::kSm90};
+    const Tensors all = sequence(run(c.op, inputs, gradients, sm90), 1);
+    for (const auto& [name, t] : run(c.op, sequence(inputs, 1), sequence(gradients, 1), sm90)) {
+      if (is_token_result(name) || is_state(name)) {
+        EXPECT_TRUE(same_bits(t.cpu(), all.at(name).cpu())) << name;
+      }
+    }
+  }
+}
+
 // Tokens one by one through the step's kernel, and through the portable calls that serve what it refuses.
 TEST_F(Gpu, ChainOfStepsIsTheReference) {
   for (const auto& [K, V, M] : {std::tuple<int64_t, int64_t, int64_t>{64, 32, 2},

@@ -282,6 +282,7 @@ __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_keys_sm9
       load_strip(d_scores[1], tile.panel_at(kZ + 1), tile.strip);
       settle(d_scores[0]);
       settle(d_scores[1]);
+      wait_for_earlier_launch();  // the value pass still reads d_k
       keys_of_half(tile, found);
       queries_of_half(tile, found, d_scores, column, token, tokens);
       n = tile.n() + 1;

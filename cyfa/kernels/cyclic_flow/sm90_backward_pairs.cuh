@@ -1,5 +1,5 @@
 // What the two gated passes of cyclic_flow's backward on Hopper compute alike, one half of a tile by one warpgroup: the pairs of tokens and
-// dphi, in the letters of sm90_backward_pass.cuh.
+// what dphi is needed for, in the letters of sm90_backward_pass.cuh.
 #pragma once
 
 #include <type_traits>
@@ -8,35 +8,38 @@
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
 
-// phi = U(-clock) b of two rows, as a product's a. kFirst: of the first section, in which the frequencies begin at zero; it has code of
-// its own since registers are short.
+// phi = U(-clock) b of two rows, as a product's a; and psi, of which <psi, d> is X(phi, d) / (2 pi / m). kFirst: of the first section, in
+// which the frequencies begin at zero; it has code of its own since registers are short.
 template <bool kFirst>
-__device__ __forceinline__ void write_vectors(uint32_t turn0, uint32_t turn8, uint32_t thread, const Slots& slots, uint32_t (&phi)[8][4]) {
+__device__ __forceinline__ void write_vectors(uint32_t turn0, uint32_t turn8, uint32_t thread, const Slots& slots, uint32_t (&phi)[8][4],
+                                              uint32_t (&psi)[8][4]) {
   const int q = (kFirst ? 0 : slots.first_pair) + static_cast<int>(thread % 4);
   const float norm = slots.paired;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
+    const float slope = fmaf(static_cast<float>(q), norm, norm * static_cast<float>(4 * i));
     float s0, c0, s8, c8;
     phase(turn0, 4 * i + q, s0, c0);
     phase(turn8, 4 * i + q, s8, c8);
     phi[i / 2][i % 2 * 2] = pack_here(norm * c0, -norm * s0);
     phi[i / 2][i % 2 * 2 + 1] = pack_here(norm * c8, -norm * s8);
+    psi[i / 2][i % 2 * 2] = pack_here(slope * s0, slope * c0);
+    psi[i / 2][i % 2 * 2 + 1] = pack_here(slope * s8, slope * c8);
   }
   if (q == 0) phi[0][0] = phi[0][1] = pack(slots.constant, 0.0F);
 }
 
-// <phi, d> of both rows of a 64 x 128 accumulator, and X(phi, d) / (2 pi / m). phi as the products had it.
+// <phi, d> of both rows of a 64 x 128 accumulator, and X(phi, d) / (2 pi / m). phi as the products have it.
 struct WriteTerms {
   float along0 = 0.0F, along8 = 0.0F, slope0 = 0.0F, slope8 = 0.0F;
 
   // `of_pair` is the frequency of the thread's pair i of 16.
-  template <typename Frequency, typename Unpack>
-  __device__ __forceinline__ WriteTerms(const float (&d)[64], const uint32_t (&phi)[8][4], const Frequency& of_pair,
-                                        const Unpack& unpack_pair) {
+  template <typename Frequency>
+  __device__ __forceinline__ WriteTerms(const float (&d)[64], const uint32_t (&phi)[8][4], const Frequency& of_pair) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      const float2 x0 = unpack_pair(phi[i / 2][i % 2 * 2]);
-      const float2 x8 = unpack_pair(phi[i / 2][i % 2 * 2 + 1]);
+      const float2 x0 = unpack(phi[i / 2][i % 2 * 2]);
+      const float2 x8 = unpack(phi[i / 2][i % 2 * 2 + 1]);
       const float j = of_pair(i);
       along0 = fmaf(x0.x, d[4 * i], fmaf(x0.y, d[4 * i + 1], along0));
       along8 = fmaf(x8.x, d[4 * i + 2], fmaf(x8.y, d[4 * i + 3], along8));
@@ -66,24 +69,33 @@ __device__ __forceinline__ void wgmma_32(float (&d)[16], const uint32_t (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
-// `big` = x y^T and f * small, small = phi z^T found here, 64 tokens s by 64 tokens t: times the decay from s to t >= s and packed as the
-// next products' a. And sums of big * decay * small: this thread's share of both rows', with f the warp's of the columns'. The decay goes
-// in three steps, none of more than one: to the end of the warp's strip of s, from there to the first of a block of 16 t, from there to t.
-// Tokens t are the strip's own half (kOwn), or the later one.
+// Sums over pairs of two rows, this thread's share.
+struct RowSums {
+  float along0 = 0.0F, along8 = 0.0F;  // <phi, dphi>
+  float slope0 = 0.0F, slope8 = 0.0F;  // X(phi, dphi) / (2 pi / m)
+};
+
+// `big` = x y^T and f * small, small = phi z^T found here, 64 tokens s by 64 tokens t: f * small times the decay from s to t >= s is packed
+// as the next product's a. Sums of big * decay * small and of big * decay * (psi z^T): of the rows, the first with f also the warp's of the
+// columns. So what pairs give to gates and clocks has big in fp32. The decay goes in three steps, none of more than one: to the end of the
+// warp's strip of s, from there to the first of a block of 16 t, from there to t. Tokens t are the strip's own half (kOwn), or the later
+// one.
 template <bool kOwn, typename Leave>
-__device__ __forceinline__ void decay_pairs(const float (&big)[32], const uint32_t (&phi)[8][4], uint32_t place_of_z, int row, int first,
-                                            float f0, float f8, const Tokens& s, uint32_t (&a_big)[4][4], uint32_t (&a_small)[4][4],
-                                            float& row0, float& row8, const Leave& leave) {
+__device__ __forceinline__ void decay_pairs(const float (&big)[32], const uint32_t (&phi)[8][4], const uint32_t (&psi)[8][4],
+                                            uint32_t place_of_z, int row, int first, float f0, float f8, const Tokens& s,
+                                            uint32_t (&a_small)[4][4], RowSums& sums, const Leave& leave) {
   const int q = threadIdx.x % 4;
   const int strip = row & ~15;
   const float to_last0 = power_of_2(s.fall[strip + 15] - s.fall[row]);
   const float to_last8 = power_of_2(s.fall[strip + 15] - s.fall[row + 8]);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float small[16];  // 32 columns at a time, since registers are short
+    float small[16], turned[16];  // 32 columns at a time, since registers are short
     wgmma_fence();
 #pragma unroll
     for (int kk = 0; kk < kM / 16; ++kk) wgmma_32(small, phi[kk], columns_of(place_of_z, 32 * half * kRowBytes, 16 * kk), kk > 0);
+#pragma unroll
+    for (int kk = 0; kk < kM / 16; ++kk) wgmma_32(turned, psi[kk], columns_of(place_of_z, 32 * half * kRowBytes, 16 * kk), kk > 0);
     wgmma_commit();
     wgmma_wait<0>();
     float column[8];
@@ -124,15 +136,16 @@ __device__ __forceinline__ void decay_pairs(const float (&big)[32], const uint32
       for (int n = 0; n < 2; ++n) {
         const float* x = big + 8 * block + 4 * n;
         const float* y = small + 8 * b + 4 * n;
+        const float* z = turned + 8 * b + 4 * n;
         const float* e = decay + 4 * n;
         const float x00 = x[0] * e[0], x01 = x[1] * e[1], x80 = x[2] * e[2], x81 = x[3] * e[3];
         const float y00 = y[0] * f0, y01 = y[1] * f0, y80 = y[2] * f8, y81 = y[3] * f8;
-        row0 = fmaf(x00, y[0], fmaf(x01, y[1], row0));
-        row8 = fmaf(x80, y[2], fmaf(x81, y[3], row8));
+        sums.along0 = fmaf(x00, y[0], fmaf(x01, y[1], sums.along0));
+        sums.along8 = fmaf(x80, y[2], fmaf(x81, y[3], sums.along8));
+        sums.slope0 = fmaf(x00, z[0], fmaf(x01, z[1], sums.slope0));
+        sums.slope8 = fmaf(x80, z[2], fmaf(x81, z[3], sums.slope8));
         column[4 * b + 2 * n] = fmaf(x00, y00, x80 * y80);
         column[4 * b + 2 * n + 1] = fmaf(x01, y01, x81 * y81);
-        a_big[block][2 * n] = pack_here(x00, x01);
-        a_big[block][2 * n + 1] = pack_here(x80, x81);
         a_small[block][2 * n] = pack_here(y00 * e[0], y01 * e[1]);
         a_small[block][2 * n + 1] = pack_here(y80 * e[2], y81 * e[3]);
       }
@@ -306,41 +319,29 @@ struct HalfTile {
     }
     uint32_t(&phi)[8][4] = found.phi;
     barrier_wait(&s.tokens_full, n() & 1);
-    write_vectors<kFirst>(turn0, turn8, thread(), w.slots, phi);
+    uint32_t psi[8][4];
+    write_vectors<kFirst>(turn0, turn8, thread(), w.slots, phi, psi);
 
-    // Pairs with the tokens t of the own half. dphi has the state's share so far.
-    wait_first(kZ);
-    wait_first(kZ + 1);
-    const uint32_t z = operand_at(kZ);
-    float along0 = 0.0F, along8 = 0.0F;  // <phi, dphi>
-    uint32_t big[4][4];
+    // What the tile's end state gives.
     settle(phi);
-    decay_pairs<true>(own, phi, z + half * kHalfRows, row, 64 * half, f0, f8, s.tokens, big, found.own, along0, along8, leave);
-    settle(phi);
+    settle(psi);
     settle(d_phi);
     scale_rows(d_phi, s.tokens.to_end(row), s.tokens.to_end(row + 8));
-    const WriteTerms of_end(d_phi, phi, frequency(), [](uint32_t x) { return unpack(x); });
+    const WriteTerms of_end(d_phi, phi, frequency());
     put(w.written[kPass], f0 * of_end.along0, f8 * of_end.along8);
     put(w.crossing[kPass], w.slots.turn * f0 * of_end.slope0, w.slots.turn * f8 * of_end.slope8);
     settle(phi);
-    settle(d_phi);
-    settle(big);
-    wgmma_fence();
-#pragma unroll
-    for (int kk = 0; kk < 4; ++kk) wgmma<1>(d_phi, big[kk], rows_of(z + half * kHalfRows, 0, 16 * kk), 1);
-    wgmma_commit();
-    wgmma_wait<0>();
-    // Pairs with the tokens t of the second half, which all come after those of the first.
+    settle(psi);
+
+    // Pairs with the tokens t of the own half, then of the second, which all come after those of the first.
+    wait_first(kZ);
+    wait_first(kZ + 1);
+    const uint32_t z = operand_at(kZ);
+    RowSums sums;
+    decay_pairs<true>(own, phi, psi, z + half * kHalfRows, row, 64 * half, f0, f8, s.tokens, found.own, sums, leave);
     if (half == 0) {
-      uint32_t later[4][4];
-      decay_pairs<false>(other, phi, z + kHalfRows, row, 64, f0, f8, s.tokens, later, found.other, along0, along8,
+      decay_pairs<false>(other, phi, psi, z + kHalfRows, row, 64, f0, f8, s.tokens, found.other, sums,
                          [&](int i, float sum) { leave(2 + i, sum); });
-      settle(later);
-      wgmma_fence();
-#pragma unroll
-      for (int kk = 0; kk < 4; ++kk) wgmma<1>(d_phi, later[kk], rows_of(z + kHalfRows, 0, 16 * kk), 1);
-      wgmma_commit();
-      wgmma_wait<0>();
     } else {
 #pragma unroll
       for (int kk = 0; kk < 4; ++kk) {
@@ -348,9 +349,11 @@ struct HalfTile {
         for (int i = 0; i < 4; ++i) found.other[kk][i] = 0;
       }
     }
-    along0 = quad_sum(along0);
-    along8 = quad_sum(along8);
+    float along0 = quad_sum(sums.along0);
+    float along8 = quad_sum(sums.along8);
     put(w.earlier[kPass], f0 * along0, f8 * along8);
+    put(w.turned[kPass], w.slots.turn * f0 * (quad_sum(sums.slope0) + of_end.slope0),
+        w.slots.turn * f8 * (quad_sum(sums.slope8) + of_end.slope8));
     along0 += of_end.along0;
     along8 += of_end.along8;
     float rate0 = 1.0F, rate8 = 1.0F;  // from memory again, since registers are short
@@ -362,8 +365,6 @@ struct HalfTile {
     found.coefficient0 = f0 * along0 * rate0 * rate0;
     found.coefficient8 = f8 * along8 * rate8 * rate8;
     settle(phi);
-    const WriteTerms all(d_phi, phi, frequency(), unpack_again);
-    put(w.turned[kPass], w.slots.turn * f0 * all.slope0, w.slots.turn * f8 * all.slope8);
     f0 *= s.tokens.to_end(row);
     f8 *= s.tokens.to_end(row + 8);
     __syncwarp();

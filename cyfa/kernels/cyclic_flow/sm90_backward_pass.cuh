@@ -1,7 +1,9 @@
 // What the two gated passes of cyclic_flow's backward on Hopper share (docs/operator.md, "Chunks"). With (x, y, z, dS') = (V, dO, U, dS_V')
 // in the value pass and (k w, q, dY~, dS_K') in the key pass, f = beta and beta rk, rows s and columns t >= s:
 //   dphi = (D * (x y^T)) z + b (x dS'^T)          dx = f (D * (phi z^T))^T y + f b (phi dS')
-// Of dphi only <phi, dphi> and X(phi, dphi) are kept. For the gates: products of pairs, summed both ways, and shares of the states.
+// Of dphi only <phi, dphi> and X(phi, dphi) = <psi, dphi> 2 pi / m are needed: those of pairs are sums of (x y^T) * (phi z^T) and of (x
+// y^T) * (psi z^T), so that only the state's share of dphi is formed. For the gates: products of pairs, summed both ways, and shares of the
+// states.
 //
 // A block stays with one head and takes every so-manieth tile. Of its first warpgroup one thread asks for copies and three warps prepare
 // the tokens' decays; the other two warpgroups own 64 tokens of the tile each. Shared memory, 227 KB: 14 places of a panel of [128 rows, 64
@@ -11,6 +13,7 @@
 #include <cstddef>
 
 #include "cyfa/kernels/cyclic_flow/sm90_backward_device.cuh"
+#include "cyfa/kernels/hopper/launch.cuh"
 #include "cyfa/kernels/hopper/tma.cuh"
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
@@ -201,8 +204,9 @@ __device__ __forceinline__ void init_barriers(PassShared& s, int released_by_fee
   fence_barrier_init();
 }
 
-template <typename Kernel>
-cudaError_t launch_pass(Kernel kernel, const Sm90BackwardParams& p, Pass pass, cudaStream_t stream) {
+// The key pass needs nothing of the value pass: its blocks begin where those of the value pass, which do not all have as many tiles, have
+// ended.
+inline cudaError_t launch_pass(void (*kernel)(PassParams), const Sm90BackwardParams& p, Pass pass, cudaStream_t stream) {
   PassParams params = {p, workspace_of(p), {}, {}, {}, {}, {}, {}, {}};
   const Sm90ForwardParams& in = p.in;
   const int64_t width = static_cast<int64_t>(in.H) * kD;
@@ -223,7 +227,9 @@ cudaError_t launch_pass(Kernel kernel, const Sm90BackwardParams& p, Pass pass, c
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(PassShared)));
   }
   if (status != cudaSuccess) return status;
-  kernel<<<readout_blocks_of_head(p) * in.H, kPassThreads, sizeof(PassShared), stream>>>(params);
+  const int blocks = readout_blocks_of_head(p) * in.H;
+  if (keys) return launch_early(kernel, blocks, kPassThreads, sizeof(PassShared), stream, params);
+  kernel<<<blocks, kPassThreads, sizeof(PassShared), stream>>>(params);
   return cudaGetLastError();
 }
 

@@ -90,6 +90,7 @@ template <bool kFirst>
 __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_values_sm90(const __grid_constant__ PassParams params) {
   extern __shared__ __align__(1024) char raw[];
   PassShared& s = *reinterpret_cast<PassShared*>(raw);
+  let_next_launch_begin();
   if (threadIdx.x == 0) init_barriers(s, kColumns);
   __syncthreads();
   if (threadIdx.x < 128) {

@@ -19,6 +19,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cyfa/kernels/hopper/launch.cuh"
 #include "cyfa/kernels/hopper/tma.cuh"
 
 namespace cyfa::cyclic_flow {
@@ -107,8 +108,8 @@ __device__ void prefetch_l2(const void* from, int bytes) {
 }
 
 // Waits for the launch before this one; lets the next one begin as soon as there is room for it.
-__device__ void wait_for_earlier_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
+using hopper::let_next_launch_begin;
+using hopper::wait_for_earlier_launch;
 
 // Four neighbours of a state as they lie in memory.
 template <class S>
