@@ -47,12 +47,15 @@ void over_stretches(const Span& s, const Tensor& compact, const F& f) {
   over_pieces(compact.size(0), s.length * K, [&](int64_t begin, int64_t end) { f(stretches, begin, end, K); });
 }
 
-Tensor products_from_start(const Tensor& alpha) { return alpha.cumprod(1); }
+// In double: an error of each gate's product would be the same one over and over where gates are equal.
+Tensor products_along(const Tensor& alpha) { return at::cumprod(alpha, 1, at::kDouble).to(alpha.scalar_type()); }
+
+Tensor products_from_start(const Tensor& alpha) { return products_along(alpha); }
 
 Tensor products_to_end(const Tensor& alpha) {
   const Tensor products = at::ones_like(alpha, at::MemoryFormat::Contiguous);
   const int64_t length = alpha.size(1);
-  if (length > 1) products.narrow(1, 0, length - 1).copy_(alpha.narrow(1, 1, length - 1).flip(1).cumprod(1).flip(1));
+  if (length > 1) products.narrow(1, 0, length - 1).copy_(products_along(alpha.narrow(1, 1, length - 1).flip(1)).flip(1));
   return products;
 }
 
@@ -202,10 +205,12 @@ void ScalarKeyDecay::scores_backward(const std::vector<Tensor>& grad, const std:
   }
 }
 
-PerKeyDecay::PerKeyDecay(const Tensor& log_alpha)
-    : alpha_(log_alpha.exp().contiguous()),
-      whole_(alpha_.prod(2).unsqueeze(-1)),
-      grad_log_(at::zeros(log_alpha.sizes(), log_alpha.options())) {}
+PerKeyDecay::PerKeyDecay(const Tensor& log_alpha) : grad_log_(at::zeros(log_alpha.sizes(), log_alpha.options())) {
+  const Tensor exact =
+      (log_alpha.is_cpu() ? log_alpha : log_alpha.to(at::kDouble)).exp().contiguous();  // a GPU's exp in fp32 is off by more
+  alpha_ = exact.to(log_alpha.scalar_type());
+  whole_ = exact.prod(2).unsqueeze(-1).to(log_alpha.scalar_type());
+}
 
 int64_t PerKeyDecay::leaf() const { return fp32_on_cpu(alpha_) ? std::min(alpha_.size(2), key_decay::kMaxBlock) : 1; }
 

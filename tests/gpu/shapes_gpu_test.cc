@@ -54,7 +54,9 @@ TEST_F(GpuShapes, RandomShapesArePortable) {
     const Tensors got = run(c.op, here, moved(gradients, false));
     const Tensors want = run(c.op, moved(inputs, true), moved(gradients, true), RunOptions{.backend = ops::Backend::kPortable});
     for (const auto& [name, t] : want) {
-      if (name != "d_delta" && name != "d_initial_clock") expect_close(got, {{name, t}}, 0.015);
+      // A gradient of a few numbers may be small by chance, where its terms are not.
+      const double few = std::sqrt(std::max(1.0, 16.0 / static_cast<double>(std::max<int64_t>(1, t.numel()))));
+      if (name != "d_delta" && name != "d_initial_clock") expect_close(got, {{name, t}}, 0.015 * few);
     }
     // The gradient of a clock is a sum of terms that cancel: for few heads the initial clock's is one small number, judged among its like.
     const auto of_clocks = [&](const Tensors& x) {
