@@ -2,9 +2,7 @@
 //   dS_K = gamma dS_K' + (a dY~)^T q      dS_V = gamma dS_V' + (a U)^T dO
 //   local     where a sequence is cut into segments: the walk over each segment but the first, from nothing
 //   combine   the gradients at the segments' starts, from the last on
-//   walk      every segment from its end; stores dS', the gradient of the state at each tile's end
-//   through   <S, dS'> and X(S, dS') of the tiles that keep anything of their state, a block each: read again, since a walk that
-//             waited for S would leave the memory idle
+//   walk      every segment from its end; stores dS', the gradient of the state at each tile's end, <S, dS'> and X(S, dS')
 // As the walk of forward (sm90_walk.cuh): a block walks keys or values of one head, or both one after the other, whole states or parts
 // of them. Overwrites d_q and d_v (or spare), whole and carried of the workspace and the gradients of the initial states.
 //
@@ -129,11 +127,50 @@ __device__ __forceinline__ void produce(const WalkParams& params, const Halves& 
   }
 }
 
+__device__ __forceinline__ float dot(const uint4& x, const uint4& y, const float* weight) {
+  const uint32_t a[4] = {x.x, x.y, x.z, x.w};
+  const uint32_t b[4] = {y.x, y.y, y.z, y.w};
+  float sum = 0.0F;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 f = unpack(a[i]);
+    const float2 g = unpack(b[i]);
+    sum = fmaf(f.x * g.x, weight[2 * i], fmaf(f.y * g.y, weight[2 * i + 1], sum));
+  }
+  return sum;
+}
+
 // Where dS' of a step's tile goes; as from p.in.tile, without a wait for memory.
 __device__ __forceinline__ StatePlace place_of_tile(const Sm90BackwardParams& p, const Workspace& w, const Halves& halves, int step, int n,
                                                     int h, bool keys) {
   const int token = halves.token(half_at(halves, step) & ~1);
   return d_state_at(p, w, {token, min(kC, halves.end - token), n}, h, keys ? kKeys : kValues);
+}
+
+// <S, dS'> and X(S, dS') / (2 pi / m) of 128 columns of the warp's 16 slots, from what its lanes have just stored.
+// Rarely needed.
+__device__ __forceinline__ float2 passing_through(const Sm90BackwardParams& p, const Workspace& w, const WalkShared& s, StatePlace to,
+                                                  int tile_index, int h, bool keys, int warp, int first) {
+  const int lane = threadIdx.x % 32;
+  const bf16* from = w.states + (static_cast<int64_t>(state_row(p.in, tile_index, h, keys ? kKeys : kValues)) + warp * 16) * kD;
+  const bf16* rows = to.at + warp * 16 * to.stride;
+  float2 whole = make_float2(0.0F, 0.0F);
+#pragma unroll 2
+  for (int i = 0; i < 8; ++i) {
+    const int row = 4 * (i % 4) + lane / 8;
+    const int column = first + i / 4 * kPanelColumns + 8 * (lane % 8);
+    const uint4 x = *reinterpret_cast<const uint4*>(rows + row * to.stride + column);
+    whole.x += dot(x, *reinterpret_cast<const uint4*>(from + row * kD + column), s.weight + column);
+    const float turned = dot(x, *reinterpret_cast<const uint4*>(from + (row ^ 1) * kD + column), s.weight + column);
+    const float j = static_cast<float>(w.slots.first_pair + (warp * 16 + row) / 2);
+    whole.y = fmaf(row % 2 == 1 ? j : -j, turned, whole.y);
+  }
+#pragma unroll
+  for (int bit = 1; bit < 32; bit *= 2) {
+    whole.x += __shfl_xor_sync(0xFFFFFFFF, whole.x, bit);
+    whole.y += __shfl_xor_sync(0xFFFFFFFF, whole.y, bit);
+  }
+  return whole;
 }
 
 template <bool kLocal, int kParts>
@@ -198,6 +235,8 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
       const int column = share.span * 128 + holder_column(of_state);
       const int slot = holder_slot(of_state);
       const int64_t mine = given_state(p.in, s.walk[0], h, keys) + (keys ? column * p.in.M + slot : slot * kD + column);
+      for (int i = thread; i < kD; i += Shape::kHolders) s.weight[i] = keys ? w.weight[i] : 1.0F;
+      named_barrier(kHoldersBarrier, Shape::kHolders);
       float state[Shape::kSpans][64];
       const float* given = !last ? nullptr : keys ? p.grad_final_k : p.grad_final_v;
       get_state(state, !kLocal && !last ? carried(share.place + 1, keys) : nullptr, given != nullptr ? given + mine : nullptr, keys, slot,
@@ -219,6 +258,20 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
         barrier_wait(&s.full[stage], parity);
         if (new_tile) {
           const float kept = s.whole[stage];
+          if (!kLocal) {
+            const int tile_index = walk.first + half_at(halves, step) / 2;
+            float2* whole =
+                w.whole + ((static_cast<int64_t>(tile_index) * H + h) * 2 + (keys ? kKeys : kValues)) * kWholeParts + 2 * warp + share.span;
+#pragma unroll 1
+            for (int span = 0; span < Shape::kSpans; ++span) {
+              float2 sum = make_float2(0.0F, 0.0F);
+              if (kept >= kNothing) {
+                sum = passing_through(p, w, s, place_of_tile(p, w, halves, step, walk.n, h, keys), tile_index, h, keys, warp,
+                                      128 * (share.span + span));
+              }
+              if (lane == 0) whole[span] = sum;
+            }
+          }
 #pragma unroll
           for (int i = 0; i < Shape::kSpans * 64; ++i) state[i / 64][i % 64] *= kept;
         }
@@ -254,75 +307,6 @@ __global__ void __launch_bounds__(kCombineThreads)
   combine_segments<true>(p, gate, carried);
 }
 
-constexpr int kThroughThreads = kWholeParts * 32;
-
-__device__ __forceinline__ float dot(const uint4& x, const uint4& y, const float (&weight)[8]) {
-  const uint32_t a[4] = {x.x, x.y, x.z, x.w};
-  const uint32_t b[4] = {y.x, y.y, y.z, y.w};
-  float sum = 0.0F;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 f = unpack(a[i]);
-    const float2 g = unpack(b[i]);
-    sum = fmaf(f.x * g.x, weight[2 * i], fmaf(f.y * g.y, weight[2 * i + 1], sum));
-  }
-  return sum;
-}
-
-// A block takes keys or values of a head's tile. A warp takes 16 slots and 128 columns; a lane eight columns of every fourth row, twice.
-__global__ void __launch_bounds__(kThroughThreads)
-    cyclic_flow_backward_through_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
-  const int tile_index = static_cast<int>(blockIdx.x / 2) / p.in.H;
-  const int h = static_cast<int>(blockIdx.x / 2) % p.in.H;
-  const bool keys = blockIdx.x % 2 == 0;
-  const int pass = keys ? kKeys : kValues;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Tile tile = p.in.tile[tile_index];
-  float2* to = w.whole + ((static_cast<int64_t>(tile_index) * p.in.H + h) * 2 + pass) * kWholeParts + warp;
-  const bool from_nothing = starts_from_nothing(p.in) && p.in.first_tile[tile.sequence] == tile_index;
-  const bool to_nothing = p.grad_final_k == nullptr && p.grad_final_v == nullptr && p.in.first_tile[tile.sequence + 1] == tile_index + 1;
-  if (from_nothing || to_nothing || !(power_of_2(w.gate[h * p.in.T + tile.token + tile.tokens - 1].x) >= kNothing)) {
-    if (lane == 0) *to = make_float2(0.0F, 0.0F);
-    return;
-  }
-  const int slot = warp / 2 * 16;
-  const int column = warp % 2 * 128 + 8 * (lane % 8);
-  const StatePlace end = d_state_at(p, w, tile, h, pass);
-  const bf16* gradient = end.at + (slot + lane / 8) * end.stride + column;
-  const bf16* state = w.states + (static_cast<int64_t>(state_row(p.in, tile_index, h, pass)) + slot + lane / 8) * kD + column;
-  uint4 x[8], y[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    x[i] = __ldcs(reinterpret_cast<const uint4*>(gradient + i % 4 * 4 * end.stride + i / 4 * kPanelColumns));
-    y[i] = __ldcs(reinterpret_cast<const uint4*>(state + i % 4 * 4 * kD + i / 4 * kPanelColumns));
-  }
-  float2 sum = make_float2(0.0F, 0.0F);
-  float weight[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (i % 4 == 0) {
-#pragma unroll
-      for (int c = 0; c < 8; ++c) weight[c] = keys ? w.weight[column + i / 4 * kPanelColumns + c] : 1.0F;
-    }
-    const int row = slot + 4 * (i % 4) + lane / 8;
-    uint4 beside;  // of row ^ 1
-    beside.x = __shfl_xor_sync(0xFFFFFFFF, y[i].x, 8);
-    beside.y = __shfl_xor_sync(0xFFFFFFFF, y[i].y, 8);
-    beside.z = __shfl_xor_sync(0xFFFFFFFF, y[i].z, 8);
-    beside.w = __shfl_xor_sync(0xFFFFFFFF, y[i].w, 8);
-    const float j = static_cast<float>(w.slots.first_pair + row / 2);
-    sum.x += dot(x[i], y[i], weight);
-    sum.y = fmaf(row % 2 == 1 ? j : -j, dot(x[i], beside, weight), sum.y);
-  }
-#pragma unroll
-  for (int bit = 1; bit < 32; bit *= 2) {
-    sum.x += __shfl_xor_sync(0xFFFFFFFF, sum.x, bit);
-    sum.y += __shfl_xor_sync(0xFFFFFFFF, sum.y, bit);
-  }
-  if (lane == 0) *to = sum;
-}
-
 template <bool kLocal>
 cudaError_t launch(const WalkParams& params, cudaStream_t stream) {
   return with_parts(params.plan.parts, [&](auto parts) {
@@ -351,10 +335,7 @@ cudaError_t backward_states(const Sm90BackwardParams& p, cudaStream_t stream) {
     cyclic_flow_backward_combine_sm90<<<dim3(p.in.N * p.in.H * 2, kM * kD / 4 / kCombineThreads), kCombineThreads, 0, stream>>>(
         p.in, params.w.gate, params.w.carried);
   }
-  status = launch<false>(params, stream);
-  if (status != cudaSuccess) return status;
-  cyclic_flow_backward_through_sm90<<<p.in.tiles * p.in.H * 2, kThroughThreads, 0, stream>>>(p, params.w);
-  return cudaGetLastError();
+  return launch<false>(params, stream);
 }
 
 }  // namespace cyfa::cyclic_flow::sm90_backward_stages
