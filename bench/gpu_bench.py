@@ -169,23 +169,20 @@ def lengths_of_mixed_documents(total):
 
 
 def operator_rows(clock, bandwidth):
-    rows = []
     shape = {"H": H, "K": K, "V": V, "M": M}
     for B, T in SHAPES:
         x = make_inputs(B, T)
         for impl, call in (("cyfa", cyfa), ("fla", fla)):
-            rows += time_op(clock, impl, "cyclic_flow", {"B": B, "T": T, **shape}, call, x, floors(B * T * H, bandwidth))
+            yield from time_op(clock, impl, "cyclic_flow", {"B": B, "T": T, **shape}, call, x, floors(B * T * H, bandwidth))
     lengths = lengths_of_mixed_documents(65536)
     cu = torch.tensor([0] + lengths).cumsum(0).cuda()
     x = make_inputs(1, 65536)
     for impl, call in (("cyfa", cyfa), ("fla", fla)):
-        rows += time_op(clock, impl, "cyclic_flow", {"B": 1, "T": 65536, **shape, "sequences": len(lengths)}, lambda y, f=call: f(y, cu), x,
+        yield from time_op(clock, impl, "cyclic_flow", {"B": 1, "T": 65536, **shape, "sequences": len(lengths)}, lambda y, f=call: f(y, cu), x,
                         floors(65536 * H, bandwidth))
-    return rows
 
 
 def step_rows(clock, bandwidth):
-    rows = []
     for B in STEP_BATCHES:
         with torch.no_grad():
             x = {name: t.detach() for name, t in make_inputs(B, 1).items()}
@@ -201,10 +198,9 @@ def step_rows(clock, bandwidth):
             moved = B * H * M * (K + V) * 4 * 2
             for impl, call in calls.items():
                 timing = clock.time(call)
-                rows.append({"impl": impl, "op": "cyclic_flow", "pass": "step", "dtype": "bf16", "B": B, "T": 1, "H": H, "K": K, "V": V, "M": M, **timing,
-                             "peak_gib": None, "floor_share": moved / bandwidth / (timing["ms"] * 1e-3)})
                 say(f"{impl:6} step B{B}: {timing['ms'] * 1e3:.1f} us, {moved / timing['ms'] * 1e-9:.2f} TB/s")
-    return rows
+                yield {"impl": impl, "op": "cyclic_flow", "pass": "step", "dtype": "bf16", "B": B, "T": 1, "H": H, "K": K, "V": V, "M": M, **timing,
+                       "peak_gib": None, "floor_share": moved / bandwidth / (timing["ms"] * 1e-3)}
 
 
 def fla_step(x):
@@ -220,7 +216,6 @@ def fla_step(x):
 
 def context_rows(clock):
     """Other methods at the state size of the same layer: gated slots and a gated delta rule by the peer, softmax attention by torch."""
-    rows = []
     for B, T in SHAPES[:2]:
         def rnd(*sizes):
             return torch.randn(*sizes, device="cuda", dtype=torch.bfloat16).requires_grad_()
@@ -235,14 +230,13 @@ def context_rows(clock):
         f = F.logsigmoid(torch.randn(B, T, H, M, device="cuda")) / 8
         gates = {"s": (1 - f.exp()).bfloat16().requires_grad_(), "g": f.bfloat16().requires_grad_()}
         shape = {"B": B, "T": T, "H": H, "K": 256, "V": 256}
-        rows += time_op(clock, "fla", "gsa", {**shape, "M": M}, lambda x: chunk_gsa(**x)[0], {**qkv, **gates})
+        yield from time_op(clock, "fla", "gsa", {**shape, "M": M}, lambda x: chunk_gsa(**x)[0], {**qkv, **gates})
         g = F.logsigmoid(torch.randn(B, T, H, 256, device="cuda")).bfloat16().requires_grad_()
         beta = torch.sigmoid(torch.randn(B, T, H, device="cuda")).bfloat16().requires_grad_()
-        rows += time_op(clock, "fla", "kda", {**shape, "M": None}, lambda x: chunk_kda(**x, use_qk_l2norm_in_kernel=True)[0], {**qkv, "g": g, "beta": beta})
+        yield from time_op(clock, "fla", "kda", {**shape, "M": None}, lambda x: chunk_kda(**x, use_qk_l2norm_in_kernel=True)[0], {**qkv, "g": g, "beta": beta})
         heads = {name: rnd(B, 16, T, 64) for name in ("query", "key", "value")}
-        rows += time_op(clock, "torch", "sdpa", {"B": B, "T": T, "H": 16, "K": 64, "V": 64, "M": None},
+        yield from time_op(clock, "torch", "sdpa", {"B": B, "T": T, "H": 16, "K": 64, "V": 64, "M": None},
                         lambda x: F.scaled_dot_product_attention(**x, is_causal=True), heads)
-    return rows
 
 
 def gpu_facts():
@@ -292,8 +286,9 @@ def main():
         report["errors"] = {f"T{T}": check(T) for T in (512, 1024)}
     parts = {"op": lambda: operator_rows(clock, bandwidth), "step": lambda: step_rows(clock, bandwidth), "context": lambda: context_rows(clock)}
     for part in (p for p in parts if p in a.only):
-        report["rows"] += parts[part]()
-        path.write_text(json.dumps(report, indent=1) + "\n")  # what is there is not lost if the rest is interrupted
+        for row in parts[part]():
+            report["rows"].append(row)
+            path.write_text(json.dumps(report, indent=1) + "\n")  # what is there is not lost if the rest is interrupted
     say(f"{len(report['rows'])} rows in {path}")
 
 

@@ -153,7 +153,7 @@ def page(path, report):
         f"{report['gpu']}, {report['date']}, commit {report['commit']}; " + ", ".join(f"{k} {v}" for k, v in report["versions"].items()) +
         f"; clocks: {clocks or 'unknown'}; a copy of 1 GiB moves {report['copy_tb_s']:.2f} TB/s.", "",
         "`make gpu-bench` runs it again: both implementations in one process on the same inputs, the peer's autotuning finished, the L2 cache flushed before "
-        "each call, medians, host time of torch included. H = 4, K = V = 256, M = 128, bf16. The floor: every tensor read and written once, or the products of "
+        "each call, medians of the GPU's time while the host is ahead of it. H = 4, K = V = 256, M = 128, bf16. The floor: every tensor read and written once, or the products of "
         "chunks of 64 tokens at 790 TFLOP/s, whichever takes longer." + (" " + report["notes"] if report.get("notes") else ""), "",
         "## The operator", "", *operator_table(rows), "",
         "The peak counts inputs, results and what lives between; the backward rows' that of forward and backward together.", "",
