@@ -17,12 +17,8 @@ if [[ -z ${CYFA_TEST_FAST:-} ]]; then
   cmake --preset asan > /dev/null
   cmake --build --preset asan --parallel "$jobs"
   step "tests (sanitizers)"
-  # torch keeps its registries until the process ends, which is no leak of ours.
-  export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
-  for tests in tests_io tests_kernels tests_ops tests_model tests_data tests_decode tests_train; do
-    echo "-- $tests"
-    "build-asan/$tests" --gtest_brief=1
-  done
+  UBSAN_OPTIONS=print_stacktrace=1 ctest --test-dir build-asan --output-on-failure -j "$jobs" --no-tests=error \
+    -L '^(io|kernels|ops|model|data|decode|train)$'
 fi
 
 step "CUDA sources"
