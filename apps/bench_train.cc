@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <iostream>
 #include <map>
+#include <optional>
+#include <set>
 
 #include "apps/commands.h"
 #include "apps/machine.h"

@@ -11,6 +11,8 @@ step() { printf '\n== %s\n' "$*"; }
 
 step "tests (release build)"
 ctest --test-dir build --output-on-failure -j "$jobs" -LE gpu --no-tests=error
+# ctest hides what passing programs print: what they skipped, and why.
+awk '/: Skipped$/ { getline; print "SKIPPED: " $0 } /^SKIPPED: |\(skipped=/' build/Testing/Temporary/LastTest.log | sort | uniq -c
 
 if [[ -z ${CYFA_TEST_FAST:-} ]]; then
   step "building the tests with the address and undefined-behaviour sanitizers"

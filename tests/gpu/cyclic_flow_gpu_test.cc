@@ -170,19 +170,22 @@ TEST_F(Gpu, HopperTakesNarrowerHeads) {
 }
 
 // Token gradients and those of states do not see the other sequences of the batch.
+void expect_same_bits_alone(const OpCase& c) {
+  SCOPED_TRACE(describe(c));
+  const Tensors inputs = moved(make_inputs(c), at::kCUDA);
+  const Tensors gradients = moved(make_output_gradients(c), at::kCUDA);
+  const RunOptions sm90{.backend = ops::Backend::kSm90};
+  const Tensors all = sequence(run(c.op, inputs, gradients, sm90), 1);
+  for (const auto& [name, t] : run(c.op, sequence(inputs, 1), sequence(gradients, 1), sm90)) {
+    if (is_token_result(name) || is_state(name)) {
+      EXPECT_TRUE(same_bits(t.cpu(), all.at(name).cpu())) << name;
+    }
+  }
+}
+
 TEST_F(Gpu, HopperBackwardOfOneSequenceIsThatOfABatch) {
   for (const int64_t M : {64, 128, 256}) {
-    const OpCase c{.B = 3, .T = 200, .K = 256, .V = 256, .M = M, .dtype = at::kBFloat16};
-    SCOPED_TRACE(describe(c));
-    const Tensors inputs = moved(make_inputs(c), at::kCUDA);
-    const Tensors gradients = moved(make_output_gradients(c), at::kCUDA);
-    const RunOptions sm90{.backend = ops::Backend::kSm90};
-    const Tensors all = sequence(run(c.op, inputs, gradients, sm90), 1);
-    for (const auto& [name, t] : run(c.op, sequence(inputs, 1), sequence(gradients, 1), sm90)) {
-      if (is_token_result(name) || is_state(name)) {
-        EXPECT_TRUE(same_bits(t.cpu(), all.at(name).cpu())) << name;
-      }
-    }
+    expect_same_bits_alone({.B = 3, .T = 200, .K = 256, .V = 256, .M = M, .dtype = at::kBFloat16});
   }
 }
 
@@ -205,17 +208,7 @@ TEST_F(Gpu, EqualRunsGiveEqualBits) {
 // whole states, keys and values apart or together.
 TEST_F(Gpu, HopperSharesWalksWithoutChangingABit) {
   for (const int64_t B : {12, 24, 60}) {
-    const OpCase c{.B = B, .T = 200, .K = 256, .V = 256, .M = 128, .dtype = at::kBFloat16};
-    SCOPED_TRACE(describe(c));
-    const Tensors inputs = moved(make_inputs(c), at::kCUDA);
-    const Tensors gradients = moved(make_output_gradients(c), at::kCUDA);
-    const RunOptions sm90{.backend = ops::Backend::kSm90};
-    const Tensors all = sequence(run(c.op, inputs, gradients, sm90), 1);
-    for (const auto& [name, t] : run(c.op, sequence(inputs, 1), sequence(gradients, 1), sm90)) {
-      if (is_token_result(name) || is_state(name)) {
-        EXPECT_TRUE(same_bits(t.cpu(), all.at(name).cpu())) << name;
-      }
-    }
+    expect_same_bits_alone({.B = B, .T = 200, .K = 256, .V = 256, .M = 128, .dtype = at::kBFloat16});
   }
 }
 

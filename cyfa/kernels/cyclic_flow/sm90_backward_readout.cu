@@ -121,18 +121,18 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
   barrier_wait(&s.scores_full, parity);
   {
     uint32_t a[8][4];
-    float logits[64];
+    float logits[1][64];
     float mixed[64];
 #pragma unroll
     for (int kk = 0; kk < 8; ++kk) load_blocks(a[kk], block_place(at + scores_place(parity), strip, kk));
     settle(a);
     wgmma_fence();
 #pragma unroll
-    for (int kk = 0; kk < kM / 16; ++kk) wgmma_half<0>(logits, a[kk], along_columns_128(base, kTable, 16 * kk), kk > 0);
+    for (int kk = 0; kk < kM / 16; ++kk) wgmma_half<0>(logits[0], a[kk], along_columns_128(base, kTable, 16 * kk), kk > 0);
     wgmma_commit();
     wgmma_wait<0>();
     softmax_rows(logits, kScoreUnit * unit, p.in.M - 1);
-    pack_halves(logits, 1.0F, 1.0F, a);
+    pack_halves(logits[0], 1.0F, 1.0F, a);
     barrier_wait(&s.tile_done, 1 - parity);  // the last tile's probs
     put_blocks(at + kProbs, strip, a);
     settle(a);
@@ -189,35 +189,16 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
     release(kPanels - 1);
     scale_rows(d_weights, power_of_2(s.tokens.gate(row).x), power_of_2(s.tokens.gate(row + 8).x));
     {
-      float read0 = 0.0F;
-      float read8 = 0.0F;
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const float2 x0 = unpack_apart(weights[i / 2][i % 2 * 2]);
-        const float2 x8 = unpack_apart(weights[i / 2][i % 2 * 2 + 1]);
-        read0 = fmaf(x0.x, d_weights[4 * i], fmaf(x0.y, d_weights[4 * i + 1], read0));
-        read8 = fmaf(x8.x, d_weights[4 * i + 2], fmaf(x8.y, d_weights[4 * i + 3], read8));
-      }
-      read0 = quad_sum(read0);
-      read8 = quad_sum(read8);
+      float read0, read8;
+      dot_of_rows(weights, d_weights, read0, read8);
       float* read = w.read[kValues] + h * p.in.T + token;
       if (lane % 4 == 0 && row < tokens) read[row] = read0;
       if (lane % 4 == 0 && row + 8 < tokens) read[row + 8] = read8;
     }
     settle(weights);  // else they are kept unpacked
     decay(pairs, strip, s.tokens);
-    float top0 = 0.0F;
-    float top8 = 0.0F;
-#pragma unroll
-    for (int i = 0; i < 64; i += 4) {
-      top0 = fmaxf(top0, fmaxf(fabsf(pairs[i]), fabsf(pairs[i + 1])));
-      top8 = fmaxf(top8, fmaxf(fabsf(pairs[i + 2]), fabsf(pairs[i + 3])));
-    }
-#pragma unroll
-    for (int x = 1; x < 4; x *= 2) {
-      top0 = fmaxf(top0, __shfl_xor_sync(0xFFFFFFFF, top0, x));
-      top8 = fmaxf(top8, __shfl_xor_sync(0xFFFFFFFF, top8, x));
-    }
+    float top0, top8;
+    top_of_rows(pairs, top0, top8);
     const float unit0 = unit_of(top0);
     const float unit8 = unit_of(top8);
     uint32_t a[8][4];
@@ -244,7 +225,7 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
     Products products;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      products.add(i, weights[i / 2][i % 2 * 2], weights[i / 2][i % 2 * 2 + 1], d_weights, [](uint32_t x) { return unpack(x); });
+      products.add(i, unpack(weights[i / 2][i % 2 * 2]), unpack(weights[i / 2][i % 2 * 2 + 1]), d_weights, pair_of(i));
     }
     clock0 = -products.slope0;
     clock8 = -products.slope8;
@@ -317,8 +298,8 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
     for (int kk = 0; kk < 8; ++kk) {
       uint32_t z[4];
       load_blocks(z, block_place(at + scores_place(parity), strip, kk));
-      products.add(2 * kk, z[0], z[1], d_scores, [](uint32_t x) { return unpack_half(x); });
-      products.add(2 * kk + 1, z[2], z[3], d_scores, [](uint32_t x) { return unpack_half(x); });
+      products.add(2 * kk, unpack_half(z[0]), unpack_half(z[1]), d_scores, pair_of(2 * kk));
+      products.add(2 * kk + 1, unpack_half(z[2]), unpack_half(z[3]), d_scores, pair_of(2 * kk + 1));
     }
     clock0 = w.slots.turn * quad_sum(fmaf(kScoreUnit, products.slope0, clock0));
     clock8 = w.slots.turn * quad_sum(fmaf(kScoreUnit, products.slope8, clock8));

@@ -14,6 +14,21 @@ __device__ __forceinline__ float unit_of(float x) {
 }
 __device__ __forceinline__ float inverse_of_unit(float unit) { return __uint_as_float((254U << 23) - __float_as_uint(unit)); }
 
+// The largest of |d| in both rows.
+__device__ __forceinline__ void top_of_rows(const float (&d)[64], float& top0, float& top8) {
+  top0 = top8 = 0.0F;
+#pragma unroll
+  for (int i = 0; i < 64; i += 4) {
+    top0 = fmaxf(top0, fmaxf(fabsf(d[i]), fabsf(d[i + 1])));
+    top8 = fmaxf(top8, fmaxf(fabsf(d[i + 2]), fabsf(d[i + 3])));
+  }
+#pragma unroll
+  for (int x = 1; x < 4; x *= 2) {
+    top0 = fmaxf(top0, __shfl_xor_sync(0xFFFFFFFF, top0, x));
+    top8 = fmaxf(top8, __shfl_xor_sync(0xFFFFFFFF, top8, x));
+  }
+}
+
 // Decay and causal mask of a 64 x 128 block of products between tokens, in place; rows strip .. strip + 15 are the warp's. Left of the
 // strip the decay is taken apart as in forward (sm90_forward_outputs.cu).
 __device__ __forceinline__ void decay(float (&d)[64], int strip, const Tokens& s) {
@@ -100,15 +115,14 @@ __device__ __forceinline__ void rotate(float (&d)[64], uint32_t turn0, uint32_t 
   }
 }
 
-// X(x, d) of both rows, without the factor 2 pi / m, and <x, d>, with x packed; this thread's share.
+// The frequency of a thread's pair i of 16, of the first section.
+__device__ __forceinline__ float pair_of(int i) { return static_cast<float>(4 * i + static_cast<int>(threadIdx.x % 4)); }
+
+// X(x, d) of both rows, without the factor 2 pi / m, and <x, d>; this thread's share. j is the frequency of pair i.
 struct Products {
   float slope0 = 0.0F, slope8 = 0.0F, dot0 = 0.0F, dot8 = 0.0F;
 
-  template <typename Unpack>
-  __device__ __forceinline__ void add(int i, uint32_t x_row0, uint32_t x_row8, const float (&d)[64], const Unpack& unpacked) {
-    const float2 x0 = unpacked(x_row0);
-    const float2 x8 = unpacked(x_row8);
-    const float j = static_cast<float>(4 * i + static_cast<int>(threadIdx.x % 4));
+  __device__ __forceinline__ void add(int i, float2 x0, float2 x8, const float (&d)[64], float j) {
     slope0 = fmaf(j, x0.x * d[4 * i + 1] - x0.y * d[4 * i], slope0);
     slope8 = fmaf(j, x8.x * d[4 * i + 3] - x8.y * d[4 * i + 2], slope8);
     dot0 = fmaf(x0.x, d[4 * i], fmaf(x0.y, d[4 * i + 1], dot0));
@@ -116,19 +130,40 @@ struct Products {
   }
 };
 
-// In place: softmax of `unit` times the rows' m logits.
-__device__ __forceinline__ void softmax_rows(float (&d)[64], float unit, int m) {
-  if (m == kM - 1) {
-    mask_slots<true>(d, m);
+// As unpack, by other instructions: the compiler would else keep the one's results for the other.
+__device__ __forceinline__ float2 unpack_apart(uint32_t x) {
+  return make_float2(__uint_as_float(__byte_perm(x, 0, 0x1044)), __uint_as_float(__byte_perm(x, 0, 0x3244)));
+}
+
+// <x, d> of both rows, x packed.
+__device__ __forceinline__ void dot_of_rows(const uint32_t (&x)[8][4], const float (&d)[64], float& dot0, float& dot8) {
+  dot0 = dot8 = 0.0F;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float2 x0 = unpack_apart(x[i / 2][i % 2 * 2]);
+    const float2 x8 = unpack_apart(x[i / 2][i % 2 * 2 + 1]);
+    dot0 = fmaf(x0.x, d[4 * i], fmaf(x0.y, d[4 * i + 1], dot0));
+    dot8 = fmaf(x8.x, d[4 * i + 2], fmaf(x8.y, d[4 * i + 3], dot8));
+  }
+  dot0 = quad_sum(dot0);
+  dot8 = quad_sum(dot8);
+}
+
+// In place: softmax of `unit` times the rows' m logits, in one section or two.
+template <int kSections>
+__device__ __forceinline__ void softmax_rows(float (&d)[kSections][64], float unit, int m) {
+  if (m == kSections * kM - 1) {
+    mask_slots<true>(d[kSections - 1], m - (kSections - 1) * kM);
   } else {
-    mask_slots<false>(d, m);
+    mask_slots<false>(d[kSections - 1], m - (kSections - 1) * kM);
   }
   float top0 = -INFINITY;
   float top8 = -INFINITY;
 #pragma unroll
-  for (int i = 0; i < 64; i += 4) {
-    top0 = fmaxf(top0, fmaxf(d[i], d[i + 1]));
-    top8 = fmaxf(top8, fmaxf(d[i + 2], d[i + 3]));
+  for (int i = 0; i < kSections * 64; i += 4) {
+    const float* x = &d[i / 64][i % 64];
+    top0 = fmaxf(top0, fmaxf(x[0], x[1]));
+    top8 = fmaxf(top8, fmaxf(x[2], x[3]));
   }
 #pragma unroll
   for (int x = 1; x < 4; x *= 2) {
@@ -141,15 +176,19 @@ __device__ __forceinline__ void softmax_rows(float (&d)[64], float unit, int m) 
   top0 *= -rate;
   top8 *= -rate;
 #pragma unroll
-  for (int i = 0; i < 64; i += 4) {
-    d[i] = power_of_2(fmaf(d[i], rate, top0));
-    d[i + 1] = power_of_2(fmaf(d[i + 1], rate, top0));
-    d[i + 2] = power_of_2(fmaf(d[i + 2], rate, top8));
-    d[i + 3] = power_of_2(fmaf(d[i + 3], rate, top8));
-    sum0 += d[i] + d[i + 1];
-    sum8 += d[i + 2] + d[i + 3];
+  for (int i = 0; i < kSections * 64; i += 4) {
+    float* x = &d[i / 64][i % 64];
+    x[0] = power_of_2(fmaf(x[0], rate, top0));
+    x[1] = power_of_2(fmaf(x[1], rate, top0));
+    x[2] = power_of_2(fmaf(x[2], rate, top8));
+    x[3] = power_of_2(fmaf(x[3], rate, top8));
+    sum0 += x[0] + x[1];
+    sum8 += x[2] + x[3];
   }
-  scale_rows(d, __fdividef(1.0F, quad_sum(sum0)), __fdividef(1.0F, quad_sum(sum8)));
+  const float factor0 = __fdividef(1.0F, quad_sum(sum0));
+  const float factor8 = __fdividef(1.0F, quad_sum(sum8));
+#pragma unroll
+  for (int section = 0; section < kSections; ++section) scale_rows(d[section], factor0, factor8);
 }
 
 // A 64 x 128 accumulator, its rows times a factor each, in half precision as a product's a.
@@ -171,11 +210,6 @@ __device__ __forceinline__ void put_blocks(uint32_t pair, int strip, const uint3
   pair = anew(pair);
 #pragma unroll
   for (int kk = 0; kk < 8; ++kk) store_blocks(block_place(pair, strip, kk), a[kk][0], a[kk][1], a[kk][2], a[kk][3]);
-}
-
-// As unpack, by other instructions: the compiler would else keep the one's results for the other.
-__device__ __forceinline__ float2 unpack_apart(uint32_t x) {
-  return make_float2(__uint_as_float(__byte_perm(x, 0, 0x1044)), __uint_as_float(__byte_perm(x, 0, 0x3244)));
 }
 
 // Packed rows to half rows of d_k.

@@ -23,34 +23,6 @@ using two_sections::kTableBytes;
 constexpr int kConsumerWarps = 8;
 constexpr int kPanels = kD / kPanelColumns;
 
-// <x, d> and X(x, d) / (2 pi / m) of both rows over 128 slots from pair `first` on; this thread's share.
-struct RowProducts {
-  float slope0 = 0.0F, slope8 = 0.0F, dot0 = 0.0F, dot8 = 0.0F;
-
-  __device__ __forceinline__ void add(int i, float2 x0, float2 x8, const float (&d)[64], float first) {
-    const float j = first + static_cast<float>(4 * i + static_cast<int>(threadIdx.x % 4));
-    slope0 = fmaf(j, x0.x * d[4 * i + 1] - x0.y * d[4 * i], slope0);
-    slope8 = fmaf(j, x8.x * d[4 * i + 3] - x8.y * d[4 * i + 2], slope8);
-    dot0 = fmaf(x0.x, d[4 * i], fmaf(x0.y, d[4 * i + 1], dot0));
-    dot8 = fmaf(x8.x, d[4 * i + 2], fmaf(x8.y, d[4 * i + 3], dot8));
-  }
-};
-
-// The largest of |d| in both rows.
-__device__ __forceinline__ void top_of_rows(const float (&d)[64], float& top0, float& top8) {
-  top0 = top8 = 0.0F;
-#pragma unroll
-  for (int i = 0; i < 64; i += 4) {
-    top0 = fmaxf(top0, fmaxf(fabsf(d[i]), fabsf(d[i + 1])));
-    top8 = fmaxf(top8, fmaxf(fabsf(d[i + 2]), fabsf(d[i + 3])));
-  }
-#pragma unroll
-  for (int x = 1; x < 4; x *= 2) {
-    top0 = fmaxf(top0, __shfl_xor_sync(0xFFFFFFFF, top0, x));
-    top8 = fmaxf(top8, __shfl_xor_sync(0xFFFFFFFF, top8, x));
-  }
-}
-
 // ---- weights
 
 constexpr int kWeightsThreads = 384;
@@ -139,17 +111,8 @@ __device__ __forceinline__ void weights_of_half(const Sm90BackwardParams& p, con
   const int64_t scalars = h * p.in.T + token + row;
   scale_rows(d_weights, power_of_2(s.tokens.gate(row).x), power_of_2(s.tokens.gate(row + 8).x));
   {
-    float read0 = 0.0F;
-    float read8 = 0.0F;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const float2 x0 = unpack_apart(weights[i / 2][i % 2 * 2]);
-      const float2 x8 = unpack_apart(weights[i / 2][i % 2 * 2 + 1]);
-      read0 = fmaf(x0.x, d_weights[4 * i], fmaf(x0.y, d_weights[4 * i + 1], read0));
-      read8 = fmaf(x8.x, d_weights[4 * i + 2], fmaf(x8.y, d_weights[4 * i + 3], read8));
-    }
-    read0 = quad_sum(read0);
-    read8 = quad_sum(read8);
+    float read0, read8;
+    dot_of_rows(weights, d_weights, read0, read8);
     if (lane % 4 == 0 && valid0) w.read[kValues][scalars] = read0;
     if (lane % 4 == 0 && valid8) w.read[kValues][scalars + 8] = read8;
   }
@@ -171,10 +134,10 @@ __device__ __forceinline__ void weights_of_half(const Sm90BackwardParams& p, con
   wgmma_wait<0>();
   if (lane == 0) barrier_arrive(&s.tokens_empty);
   scale_rows(d_weights, inverse_of_unit(unit0), inverse_of_unit(unit8));
-  RowProducts products;
+  Products products;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    products.add(i, unpack(weights[i / 2][i % 2 * 2]), unpack(weights[i / 2][i % 2 * 2 + 1]), d_weights, w.slots.first);
+    products.add(i, unpack(weights[i / 2][i % 2 * 2]), unpack(weights[i / 2][i % 2 * 2 + 1]), d_weights, w.slots.first + pair_of(i));
   }
   const float clock0 = -w.slots.turn * quad_sum(products.slope0);
   const float clock8 = -w.slots.turn * quad_sum(products.slope8);
@@ -397,7 +360,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
       const int64_t scalars = h * p.T + token;
       float(&d)[64] = d_scores[section];
       scale_rows(d, factor, factor);
-      RowProducts products;
+      Products products;
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
         asm volatile("" ::: "memory");
@@ -406,7 +369,8 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
         two_sections::load_rows(z, from, from + 8 * pitch, valid0, valid8);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          products.add(4 * part + i, unpack_half(z[i / 2][i % 2 * 2]), unpack_half(z[i / 2][i % 2 * 2 + 1]), d, ws.slots.first);
+          products.add(4 * part + i, unpack_half(z[i / 2][i % 2 * 2]), unpack_half(z[i / 2][i % 2 * 2 + 1]), d,
+                       ws.slots.first + pair_of(4 * part + i));
         }
       }
       const float clock0 = kScoreUnit * ws.slots.turn * quad_sum(products.slope0);

@@ -148,7 +148,7 @@ __device__ __forceinline__ StatePlace place_of_tile(const Sm90BackwardParams& p,
 }
 
 // <S, dS'> and X(S, dS') / (2 pi / m) of 128 columns of the warp's 16 slots, from what its lanes have just stored.
-// Rarely needed.
+// Where gates forget a state within a tile it is not needed; where they do not, the walk waits for it.
 __device__ __forceinline__ float2 passing_through(const Sm90BackwardParams& p, const Workspace& w, const WalkShared& s, StatePlace to,
                                                   int tile_index, int h, bool keys, int warp, int first) {
   const int lane = threadIdx.x % 32;

@@ -9,9 +9,9 @@ namespace {
 
 using namespace two_sections;
 using sm90_backward_stages::pack_here;
-using sm90_backward_stages::quad_sum;
 using sm90_backward_stages::rotate;
 using sm90_backward_stages::scale_rows;
+using sm90_backward_stages::softmax_rows;
 
 struct ReadoutParams {
   Sm90ForwardParams p;
@@ -25,47 +25,6 @@ struct Shared {
   char table[kTableBytes];
   uint64_t full;
 };
-
-// In place: softmax of `unit` times the rows' m logits.
-__device__ __forceinline__ void softmax_rows(float (&d)[2][64], float unit, int m) {
-  if (m == kP - 1) {
-    mask_slots<true>(d[1], m - kM);
-  } else {
-    mask_slots<false>(d[1], m - kM);
-  }
-  float top0 = -INFINITY;
-  float top8 = -INFINITY;
-#pragma unroll
-  for (int i = 0; i < 128; i += 4) {
-    const float* x = &d[i / 64][i % 64];
-    top0 = fmaxf(top0, fmaxf(x[0], x[1]));
-    top8 = fmaxf(top8, fmaxf(x[2], x[3]));
-  }
-#pragma unroll
-  for (int x = 1; x < 4; x *= 2) {
-    top0 = fmaxf(top0, __shfl_xor_sync(0xFFFFFFFF, top0, x));
-    top8 = fmaxf(top8, __shfl_xor_sync(0xFFFFFFFF, top8, x));
-  }
-  const float rate = unit * 1.4426950408889634F;
-  float sum0 = 0.0F;
-  float sum8 = 0.0F;
-  top0 *= -rate;
-  top8 *= -rate;
-#pragma unroll
-  for (int i = 0; i < 128; i += 4) {
-    float* x = &d[i / 64][i % 64];
-    x[0] = exp2_fast(fmaf(x[0], rate, top0));
-    x[1] = exp2_fast(fmaf(x[1], rate, top0));
-    x[2] = exp2_fast(fmaf(x[2], rate, top8));
-    x[3] = exp2_fast(fmaf(x[3], rate, top8));
-    sum0 += x[0] + x[1];
-    sum8 += x[2] + x[3];
-  }
-  const float factor0 = __fdividef(1.0F, quad_sum(sum0));
-  const float factor8 = __fdividef(1.0F, quad_sum(sum8));
-#pragma unroll
-  for (int half = 0; half < 2; ++half) scale_rows(d[half], factor0, factor8);
-}
 
 template <bool kForward>
 __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_readout_sm90(const __grid_constant__ ReadoutParams params) {
