@@ -4,7 +4,9 @@
 //   combine   the gradients at the segments' starts, from the last on
 //   walk      every segment from its end; stores dS', the gradient of the state at each tile's end, <S, dS'> and X(S, dS')
 // As the walk of forward (sm90_walk.cuh): a block walks keys or values of one head, or both one after the other, whole states or parts
-// of them. Overwrites d_q and d_v (or spare), whole and carried of the workspace and the gradients of the initial states.
+// of them. The last of the producers does not produce: it sums <S, dS'> and X(S, dS') of what the holders have stored, from the L2 cache,
+// since a walk that waited for S would leave the memory idle.
+// Overwrites d_q and d_v (or spare), whole and carried of the workspace and the gradients of the initial states.
 //
 // Shared memory, up to 227 KB: four stages of 64 rows of q or dO (32 KB) and of dY~ or U (16 KB, of half of the slots 8); a corner of 4 KB
 // a warp that holds.
@@ -14,8 +16,11 @@
 namespace cyfa::cyclic_flow::sm90_backward_stages {
 namespace {
 
-// A tile that keeps less of the state than this is taken to keep nothing: fp32 would not show it.
-constexpr float kNothing = 5.9604645e-8F;  // 2^-24
+// A tile whose gates sum to less than this, as log2, is taken to keep nothing of the state: what pairs of its tokens give to the gates is
+// then so much more that fp32 would not show it. One token has no pairs: there as a gate of -60.
+constexpr float kNothing = -24.0F;
+constexpr float kNothingOfOne = -86.56F;
+constexpr int kStored = kStages;  // tiles that the holders may be ahead of the sums
 
 struct WalkParams {
   Sm90BackwardParams p;
@@ -28,9 +33,12 @@ struct WalkShared {
   uint64_t loaded[kStages];
   uint64_t full[kStages];
   uint64_t empty[kStages];
-  float whole[kStages];  // decay over the tile
-  int walk[7];           // Walk and Halves: each role finds them here, since what is kept from before the roles part is kept in memory
+  uint64_t stored[kStored];  // dS' of a tile is in memory
+  uint64_t passed[kStored];  // and its sums are done
+  float whole[kStages];      // decay over the tile
+  int walk[7];               // Walk and Halves: each role finds them here, since what is kept from before the roles part is kept in memory
   alignas(16) float weight[kD];
+  alignas(16) float both[kD];  // norms' weights multiplied
 };
 
 template <int kParts>
@@ -64,10 +72,9 @@ __device__ __forceinline__ void load(const WalkParams& params, const Halves& hal
 }
 
 // Fills a producer's share of the stages: the decay from the tile's start goes on the narrow rows.
-template <int kParts>
+template <int kProducers, int kParts>
 __device__ __forceinline__ void produce(const WalkParams& params, const Halves& halves, const WalkShare& share, bool keys, int before,
                                         char* wide, char* narrow, WalkShared& s) {
-  constexpr int kProducers = WalkShape<kParts>::kProducers;
   constexpr int kPieces = WalkShape<kParts>::kSlots / 8;  // of a row; a thread has half of them
   const Sm90ForwardParams& p = params.p.in;
   const float2* gate = params.w.gate + share.h * p.T;
@@ -118,26 +125,13 @@ __device__ __forceinline__ void produce(const WalkParams& params, const Halves& 
     if (thread == 0) s.whole[stage] = whole;
     fence_async_proxy();
     barrier_arrive(&s.full[stage]);
-    // One of three producers has the time to wait until the stage is free again; of two, the holders ask.
-    if (kProducers == 3 && thread == 0 && step + kStages < halves.count) {
+    // Where a part of the state is held, producers have the time to wait until the stage is free again; else the holders ask.
+    if (kParts > 1 && thread == 0 && step + kStages < halves.count) {
       barrier_wait(&s.empty[stage], parity_of(step, before));
       load<kParts>(params, halves, share, keys, step + kStages, wide, narrow, s);
     }
     __syncwarp();
   }
-}
-
-__device__ __forceinline__ float dot(const uint4& x, const uint4& y, const float* weight) {
-  const uint32_t a[4] = {x.x, x.y, x.z, x.w};
-  const uint32_t b[4] = {y.x, y.y, y.z, y.w};
-  float sum = 0.0F;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 f = unpack(a[i]);
-    const float2 g = unpack(b[i]);
-    sum = fmaf(f.x * g.x, weight[2 * i], fmaf(f.y * g.y, weight[2 * i + 1], sum));
-  }
-  return sum;
 }
 
 // Where dS' of a step's tile goes; as from p.in.tile, without a wait for memory.
@@ -147,36 +141,115 @@ __device__ __forceinline__ StatePlace place_of_tile(const Sm90BackwardParams& p,
   return d_state_at(p, w, {token, min(kC, halves.end - token), n}, h, keys ? kKeys : kValues);
 }
 
-// <S, dS'> and X(S, dS') / (2 pi / m) of 128 columns of the warp's 16 slots, from what its lanes have just stored.
-// Where gates forget a state within a tile it is not needed; where they do not, the walk waits for it.
-__device__ __forceinline__ float2 passing_through(const Sm90BackwardParams& p, const Workspace& w, const WalkShared& s, StatePlace to,
-                                                  int tile_index, int h, bool keys, int warp, int first) {
+// d += a b with b [8 slots, 16 columns], both as they lie in memory.
+__device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// <S, dS'> and X(S, dS') / (2 pi / m) of 16 slots and 128 columns by a warp, as the diagonal of dS' S^T and what lies beside it. A lane has
+// eight columns of every 32 of two rows, from `state` and `d_state` on: which of the columns they are is all the same to the product.
+__device__ __forceinline__ float2 passing_through(const bf16* state, const bf16* d_state, int stride, const float* weight, int first_pair) {
+  uint4 x[4][2], y[4][2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      x[i][r] = __ldcg(reinterpret_cast<const uint4*>(d_state + 8 * r * stride + 32 * i));
+      y[i][r] = __ldcg(reinterpret_cast<const uint4*>(state + 8 * r * kD + 32 * i));
+    }
+  }
+  float upper[4] = {}, lower[4] = {};  // slots of S: the first eight, and the others
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t a[2][4] = {{x[i][0].x, x[i][1].x, x[i][0].y, x[i][1].y}, {x[i][0].z, x[i][1].z, x[i][0].w, x[i][1].w}};
+    if (weight != nullptr) {
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        const float2 f = unpack(a[c / 4][c % 4]);
+        const float2 g = *reinterpret_cast<const float2*>(weight + 32 * i + c / 4 * 4 + c % 4 / 2 * 2);
+        a[c / 4][c % 4] = pack(f.x * g.x, f.y * g.y);
+      }
+    }
+    multiply_add(upper, a[0], y[i][0].x, y[i][0].y);
+    multiply_add(lower, a[0], y[i][1].x, y[i][1].y);
+    multiply_add(upper, a[1], y[i][0].z, y[i][0].w);
+    multiply_add(lower, a[1], y[i][1].z, y[i][1].w);
+  }
+  // Rows lane / 4 of `upper`, and those + 8 of `lower`; columns 2 (lane % 4) and the next one.
   const int lane = threadIdx.x % 32;
-  const bf16* from = w.states + (static_cast<int64_t>(state_row(p.in, tile_index, h, keys ? kKeys : kValues)) + warp * 16) * kD;
-  const bf16* rows = to.at + warp * 16 * to.stride;
-  float2 whole = make_float2(0.0F, 0.0F);
-#pragma unroll 2
-  for (int i = 0; i < 8; ++i) {
-    const int row = 4 * (i % 4) + lane / 8;
-    const int column = first + i / 4 * kPanelColumns + 8 * (lane % 8);
-    const uint4 x = *reinterpret_cast<const uint4*>(rows + row * to.stride + column);
-    whole.x += dot(x, *reinterpret_cast<const uint4*>(from + row * kD + column), s.weight + column);
-    const float turned = dot(x, *reinterpret_cast<const uint4*>(from + (row ^ 1) * kD + column), s.weight + column);
-    const float j = static_cast<float>(w.slots.first_pair + (warp * 16 + row) / 2);
-    whole.y = fmaf(row % 2 == 1 ? j : -j, turned, whole.y);
+  const bool odd = lane / 4 % 2 == 1;
+  float2 sum = make_float2(0.0F, 0.0F);
+  if (lane % 4 == lane / 8) {
+    const float j = static_cast<float>(first_pair + lane / 8);
+    sum.x = odd ? upper[1] + lower[3] : upper[0] + lower[2];
+    sum.y = odd ? fmaf(j, upper[0], (j + 4.0F) * lower[2]) : -fmaf(j, upper[1], (j + 4.0F) * lower[3]);
   }
 #pragma unroll
   for (int bit = 1; bit < 32; bit *= 2) {
-    whole.x += __shfl_xor_sync(0xFFFFFFFF, whole.x, bit);
-    whole.y += __shfl_xor_sync(0xFFFFFFFF, whole.y, bit);
+    sum.x += __shfl_xor_sync(0xFFFFFFFF, sum.x, bit);
+    sum.y += __shfl_xor_sync(0xFFFFFFFF, sum.y, bit);
   }
-  return whole;
+  return sum;
+}
+
+// The block's share of these sums, tile after tile behind the holders, by one warpgroup.
+template <int kParts>
+__device__ __forceinline__ void pass_through(const WalkParams& params, const Halves& halves, const WalkShare& share, bool keys, int before,
+                                             WalkShared& s) {
+  constexpr int kSpans = WalkShape<kParts>::kSpans;
+  constexpr int kStrips = WalkShape<kParts>::kSlots / 16;
+  const Sm90BackwardParams& p = params.p;
+  const Workspace& w = params.w;
+  const int lane = threadIdx.x % 32;
+  const int strip = share.slots * kStrips + static_cast<int>(threadIdx.x) / 32 % 4;  // the first one of the warp
+  // The first tile's number among those of states; the next ones are before it, 2 H apart.
+  int state = ((s.walk[3] + halves.count / 2 - 1) * p.in.H + share.h) * 2 + (keys ? kKeys : kValues);
+  // A sequence's first tile, where it starts from nothing, and its last, where nothing comes from behind, have nothing to pass.
+  const int begin = s.walk[1] + 1 == s.walk[2] && (keys ? p.grad_final_k : p.grad_final_v) == nullptr ? 2 : 0;
+  const int end = halves.count - (s.walk[1] == 0 && starts_from_nothing(p.in) ? 2 : 0);
+  const auto passes = [&](int step) {
+    if (step < begin || step >= end) return false;
+    const int last = halves.last_of_tile(half_at(halves, step));
+    return w.gate[share.h * p.in.T + last].x >= (last == halves.token(half_at(halves, step) - 1) ? kNothingOfOne : kNothing);
+  };
+  bool now = passes(0);
+#pragma unroll 1
+  for (int step = 0; step < halves.count; step += 2) {
+    const int count = (before + step) / 2;
+    const bool next = passes(step + 2);
+    if (next && threadIdx.x % 128 == 0) {  // its S; a block of half of the columns asks for half of the slots
+      const int row = (state - 2 * p.in.H) * kM + 16 * kStrips * share.slots + share.span * (kStrips / 2) * 16;
+      prefetch_bulk(w.states + static_cast<int64_t>(row) * kD, kStrips * kSpans * 16 * kD);
+    }
+    __syncwarp();
+    barrier_wait(&s.stored[count % kStored], count / kStored & 1);
+#pragma unroll 1
+    for (int i = 0; i < kStrips / 4 * kSpans; ++i) {
+      const int row = 16 * (strip + i / kSpans * 4);
+      const int column = 128 * (share.span + i % kSpans);
+      float2 sum = make_float2(0.0F, 0.0F);
+      if (now) {
+        const StatePlace to = place_of_tile(p, w, halves, step, s.walk[0], share.h, keys);
+        const int stride = static_cast<int>(to.stride);
+        const int from = column + 8 * (lane % 4);
+        sum =
+            passing_through(w.states + (static_cast<int64_t>(state) * kM + row + lane / 4) * kD + from,
+                            to.at + (row + lane / 4) * stride + from, stride, keys ? s.both + from : nullptr, w.slots.first_pair + row / 2);
+      }
+      if (lane == 0) w.whole[static_cast<int64_t>(state) * kWholeParts + row / 8 + column / 128] = sum;
+    }
+    if (lane == 0) barrier_arrive(&s.passed[count % kStored]);
+    now = next;
+    state -= 2 * p.in.H;
+  }
 }
 
 template <bool kLocal, int kParts>
 __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_sm90(const __grid_constant__ WalkParams params) {
   using Shape = WalkShape<kParts>;
-  constexpr int kProducers = Shape::kProducers;
+  constexpr int kFirstHolder = Shape::kProducers * 128;
   extern __shared__ __align__(1024) char wide[];
   const Sm90BackwardParams& p = params.p;
   const Workspace& w = params.w;
@@ -197,29 +270,45 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
     barrier_init(&s.loaded[threadIdx.x], 1);
     barrier_init(&s.full[threadIdx.x], 128);
     barrier_init(&s.empty[threadIdx.x], Shape::kHolders / 32);
+    barrier_init(&s.stored[threadIdx.x], Shape::kHolders / 32);
+    barrier_init(&s.passed[threadIdx.x], 4);
     fence_barrier_init();
   }
+  if (threadIdx.x < kD) s.both[threadIdx.x] = w.weight[threadIdx.x];
   __syncthreads();
 
-  if (threadIdx.x < kProducers * 128) {
-    if constexpr (kParts == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-    if constexpr (kParts > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
-    const Halves halves(s.walk);
-    const WalkShare share = WalkShare::of_block<kParts>(passes, p.in.H);
+  if (threadIdx.x < kFirstHolder) {
+    const auto each_pass = [&](const auto& work) {
+      const Halves halves(s.walk);
+      const WalkShare share = WalkShare::of_block<kParts>(passes, p.in.H);
 #pragma unroll 1
-    for (int pass = 0; pass < passes; ++pass) {
-      produce<kParts>(params, halves, share, share.keys(pass), pass * halves.count, wide, narrow, s);
-      named_barrier(kBlockBarrier, kWalkThreads);
+      for (int pass = 0; pass < passes; ++pass) {
+        work(halves, share, share.keys(pass), pass * halves.count);
+        named_barrier(kBlockBarrier, kWalkThreads);
+      }
+    };
+    constexpr int kProducers = Shape::kProducers - (kLocal ? 0 : 1);
+    if (threadIdx.x < kProducers * 128) {
+      if constexpr (kParts == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+      if constexpr (kParts > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+      each_pass([&](const Halves& halves, const WalkShare& share, bool keys, int before) {
+        produce<kProducers, kParts>(params, halves, share, keys, before, wide, narrow, s);
+      });
+    } else {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
+      each_pass([&](const Halves& halves, const WalkShare& share, bool keys, int before) {
+        pass_through<kParts>(params, halves, share, keys, before, s);
+      });
     }
   } else {
-    if constexpr (kParts == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 192;");
+    if constexpr (kParts == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 176;");
     if constexpr (kParts > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const Halves halves(s.walk);
     const Walk walk = {s.walk[0], s.walk[1], s.walk[2], s.walk[3], halves.count / 2};
     const WalkShare share = WalkShare::of_block<kParts>(passes, p.in.H);
     const int H = p.in.H;
     const int h = share.h;
-    const int thread = static_cast<int>(threadIdx.x) - kProducers * 128;
+    const int thread = static_cast<int>(threadIdx.x) - kFirstHolder;
     const int of_state = share.slots * Shape::kHolders + thread;  // among the kStateThreads that hold a state
     const int group = thread / 128;
     const int warp = of_state / 32;  // of those of a state
@@ -235,8 +324,6 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
       const int column = share.span * 128 + holder_column(of_state);
       const int slot = holder_slot(of_state);
       const int64_t mine = given_state(p.in, s.walk[0], h, keys) + (keys ? column * p.in.M + slot : slot * kD + column);
-      for (int i = thread; i < kD; i += Shape::kHolders) s.weight[i] = keys ? w.weight[i] : 1.0F;
-      named_barrier(kHoldersBarrier, Shape::kHolders);
       float state[Shape::kSpans][64];
       const float* given = !last ? nullptr : keys ? p.grad_final_k : p.grad_final_v;
       get_state(state, !kLocal && !last ? carried(share.place + 1, keys) : nullptr, given != nullptr ? given + mine : nullptr, keys, slot,
@@ -248,37 +335,27 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
         const int parity = parity_of(step, pass * halves.count);
         const bool new_tile = (step & 1) == 0;
         if (!kLocal && new_tile) {
+          const int count = (pass * halves.count + step) / 2;
+          barrier_wait(&s.passed[count % kStored], count / kStored & 1 ^ 1);
           const StatePlace to = place_of_tile(p, w, halves, step, walk.n, h, keys);
           bf16* rows = to.at + warp * 16 * to.stride + share.span * 128;
           const int stride = static_cast<int>(to.stride);
           store_state(state, corners + thread / 32 * kCornerBytes, [&](int row, int column, uint4 x) {
             __stcg(reinterpret_cast<uint4*>(rows + row * stride + column), x);  // global memory, which the compiler cannot know
           });
+          __syncwarp();
+          if (lane == 0) barrier_arrive(&s.stored[count % kStored]);
         }
         barrier_wait(&s.full[stage], parity);
         if (new_tile) {
           const float kept = s.whole[stage];
-          if (!kLocal) {
-            const int tile_index = walk.first + half_at(halves, step) / 2;
-            float2* whole =
-                w.whole + ((static_cast<int64_t>(tile_index) * H + h) * 2 + (keys ? kKeys : kValues)) * kWholeParts + 2 * warp + share.span;
-#pragma unroll 1
-            for (int span = 0; span < Shape::kSpans; ++span) {
-              float2 sum = make_float2(0.0F, 0.0F);
-              if (kept >= kNothing) {
-                sum = passing_through(p, w, s, place_of_tile(p, w, halves, step, walk.n, h, keys), tile_index, h, keys, warp,
-                                      128 * (share.span + span));
-              }
-              if (lane == 0) whole[span] = sum;
-            }
-          }
 #pragma unroll
           for (int i = 0; i < Shape::kSpans * 64; ++i) state[i / 64][i % 64] *= kept;
         }
         multiply_stage(state, narrow + stage * Shape::kStageNarrow,
                        wide + stage * kStageBytes + share.span * 128 / kPanelColumns * kHalf * kRowBytes, group);
         // While that is under way: what comes where all have done with the stage before.
-        if (kProducers < 3 && thread == 0 && step > 0 && step - 1 + kStages < halves.count) {
+        if (kParts == 1 && thread == 0 && step > 0 && step - 1 + kStages < halves.count) {
           barrier_wait(&s.empty[(step - 1) % kStages], parity_of(step - 1, pass * halves.count));
           load<kParts>(params, halves, share, keys, step - 1 + kStages, wide, narrow, s);
         }

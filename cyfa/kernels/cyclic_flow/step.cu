@@ -103,12 +103,10 @@ __device__ float warp_max(float x) {
   return x;
 }
 
-__device__ void prefetch_l2(const void* from, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
-}
 
 // Waits for the launch before this one; lets the next one begin as soon as there is room for it.
 using hopper::let_next_launch_begin;
+using hopper::prefetch_bulk;
 using hopper::wait_for_earlier_launch;
 
 // Four neighbours of a state as they lie in memory.
@@ -418,10 +416,10 @@ __global__ void __launch_bounds__(kThreads, kHold ? 1 : 2) cyclic_flow_step_fuse
   // that they push each other's out.
   if (kHold && tid == 0) {
     if (group_end > group_begin)
-      prefetch_l2(state_k + static_cast<int64_t>(group_begin) * kGroupRows * M,
+      prefetch_bulk(state_k + static_cast<int64_t>(group_begin) * kGroupRows * M,
                   (group_end - group_begin) * kGroupRows * M * static_cast<int>(sizeof(S)));
     const int first = part_begin(M, rank, blocks), last = part_begin(M, rank + 1, blocks);
-    if (last > first) prefetch_l2(state_v + static_cast<int64_t>(first) * V, (last - first) * V * static_cast<int>(sizeof(S)));
+    if (last > first) prefetch_bulk(state_v + static_cast<int64_t>(first) * V, (last - first) * V * static_cast<int>(sizeof(S)));
   }
   wait_for_earlier_launch();
   let_next_launch_begin();
@@ -494,7 +492,7 @@ __global__ void __launch_bounds__(kThreads, kHold ? 1 : 2) cyclic_flow_step_fuse
   if (!kHold) {  // the memory has nothing to do during the readout unless it is asked now
     const int first = part_begin(M, rank, blocks), last = part_begin(M, rank + 1, blocks);
     const int bytes = min((last - first) * V * static_cast<int>(sizeof(S)), kPrefetchBytes);
-    if (tid == 0 && bytes > 0) prefetch_l2(state_v + static_cast<int64_t>(first) * V, bytes);
+    if (tid == 0 && bytes > 0) prefetch_bulk(state_v + static_cast<int64_t>(first) * V, bytes);
   }
   __syncthreads();
 

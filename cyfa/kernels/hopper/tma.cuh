@@ -52,6 +52,11 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes,
                : "memory");
 }
 
+// Asks for a run of bytes, as above, into the L2 cache.
+__device__ __forceinline__ void prefetch_bulk(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+}
+
 // Makes barrier_init visible to the copies; by the thread that initialised, before the block's barrier.
 __device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
