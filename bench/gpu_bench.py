@@ -89,7 +89,7 @@ def make_inputs(B, T, dtype=torch.bfloat16, device="cuda"):
 def cyfa(x, cu_seqlens=None, backend="auto"):
     places = [x[name] for name in NAMES[:7]]
     return torch.ops.cyfa.cyclic_flow(*places, q_norm_weight=x["q_norm_weight"], k_norm_weight=x["k_norm_weight"], cu_seqlens=cu_seqlens, norm_eps=EPS,
-                                      backend=backend)[0]
+                                      final_state=False, backend=backend)[0]  # as the peer by default: training wants none
 
 
 def fla(x, cu_seqlens=None):

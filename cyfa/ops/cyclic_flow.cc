@@ -106,7 +106,8 @@ CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const Cy
   const auto clock = in.q.options().dtype(at::kDouble);
   CyclicFlowForward out;
   out.o = at::empty({s.B, s.T, s.H, s.V}, in.v.options());
-  out.final_state = {at::empty({s.N, s.H, s.K, s.M}, compute), at::empty({s.N, s.H, s.M, s.V}, compute), at::empty({s.N, s.H}, clock)};
+  const int64_t N = settings.backend == Backend::kSm90 && !settings.final_state ? 0 : s.N;  // the others compute in it
+  out.final_state = {at::empty({N, s.H, s.K, s.M}, compute), at::empty({N, s.H, s.M, s.V}, compute), at::empty({s.N, s.H}, clock)};
   if (settings.backend == Backend::kSm90) {
     out.saved = empty_cyclic_flow_sm90_saved(in, s, settings.keep == Keep::kStatesAndScores);
     return out;
@@ -190,8 +191,10 @@ CyclicFlowOutput call_filled_up(const CyclicFlowInputs& in, CyclicFlowSettings s
   settings.norm_eps *= share;
   CyclicFlowOutput out = call_cyclic_flow(wide, settings);
   out.o = out.o.narrow(3, 0, shape.V).contiguous();
-  out.final_state.k = out.final_state.k.narrow(2, 0, shape.K).contiguous();
-  out.final_state.v = out.final_state.v.narrow(3, 0, shape.V).contiguous();
+  if (settings.final_state) {
+    out.final_state.k = out.final_state.k.narrow(2, 0, shape.K).contiguous();
+    out.final_state.v = out.final_state.v.narrow(3, 0, shape.V).contiguous();
+  }
   return out;
 }
 
@@ -203,6 +206,7 @@ CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowOptions
   settings.backend = choose_backend(kOp, options.backend, cyclic_flow_backends(in));
   settings.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.K)));
   settings.norm_eps = options.norm_eps;
+  settings.final_state = options.final_state;
   check::scale(kOp, settings.scale);
   check::norm_eps(kOp, settings.norm_eps);
   settings.size = segment_size(kOp, options.chunk, options.segment_chunks, shape.H, in.q.device());

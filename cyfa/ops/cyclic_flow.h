@@ -48,11 +48,12 @@ struct CyclicFlowOptions {
   // Keep the slot scores for backward (M numbers a token and head) instead of computing them again. On sm90 it decides about all that
   // backward needs: 1.3 KB a token and head (341 MB at B = 32, T = 2048, H = 4), or forward's time once more in backward.
   bool save_scores = true;
+  bool final_state = true;  // whether the state after the last token is wanted; training does not need it
 };
 
 struct CyclicFlowOutput {
   at::Tensor o;  // [B, T, H, V], type of v
-  CyclicFlowState final_state;
+  CyclicFlowState final_state;       // undefined where options.final_state is false
   Backend backend = Backend::kAuto;  // the one that ran
 };
 

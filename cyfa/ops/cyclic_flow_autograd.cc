@@ -1,6 +1,6 @@
 // cyclic_flow in torch's dispatcher: schemas, CPU, CUDA and Meta kernels, autograd.
 //
-//   cyfa::cyclic_flow            differentiable; returns o and the final state (k, v, clock)
+//   cyfa::cyclic_flow            differentiable; returns o and the final state (k, v, clock), without elements where it is not wanted
 //   cyfa::_cyclic_flow_forward   o, final state, and what backward needs
 //   cyfa::_cyclic_flow_backward  the hand-derived backward; itself not differentiable
 //
@@ -38,7 +38,10 @@ CyclicFlowInputs unpack(at::TensorList present, at::IntArrayRef places) {
   return in;
 }
 
-TensorVector pack(const CyclicFlowForward& out) {
+TensorVector pack(CyclicFlowForward out, bool final_state) {
+  if (!final_state) {
+    for (Tensor* x : {&out.final_state.k, &out.final_state.v, &out.final_state.clock}) *x = at::empty({0}, x->options());
+  }
   return {out.o, out.final_state.k, out.final_state.v, out.final_state.clock, out.saved.k, out.saved.v, out.saved.clock, out.saved.scores};
 }
 
@@ -66,19 +69,20 @@ CyclicFlowSettings settings_of(double scale, double norm_eps, at::IntArrayRef se
 }
 
 TensorVector forward_kernel(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size, int64_t keep,
-                            c10::string_view backend) {
+                            bool final_state, c10::string_view backend) {
   const CyclicFlowInputs in = unpack(inputs, places);
-  const CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, keep, backend);
+  CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, keep, backend);
+  settings.final_state = final_state;
   check::log_alpha(kCyclicFlow, in.log_alpha);
-  if (settings.backend == Backend::kReference) return pack(cyclic_flow_reference_forward(in, settings));
-  if (settings.backend == Backend::kSm90) return pack(cyclic_flow_sm90_forward(in, settings));
-  return pack(cyclic_flow_portable_forward(in, settings));
+  if (settings.backend == Backend::kReference) return pack(cyclic_flow_reference_forward(in, settings), final_state);
+  if (settings.backend == Backend::kSm90) return pack(cyclic_flow_sm90_forward(in, settings), final_state);
+  return pack(cyclic_flow_portable_forward(in, settings), final_state);
 }
 
 TensorVector forward_meta(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size, int64_t keep,
-                          c10::string_view backend) {
+                          bool final_state, c10::string_view backend) {
   const CyclicFlowInputs in = unpack(inputs, places);
-  return pack(empty_cyclic_flow_forward(in, check_cyclic_flow(in), settings_of(scale, norm_eps, segment_size, keep, backend)));
+  return pack(empty_cyclic_flow_forward(in, check_cyclic_flow(in), settings_of(scale, norm_eps, segment_size, keep, backend)), final_state);
 }
 
 // Absent gradients travel as empty tensors: a schema cannot return an undefined one.
@@ -110,7 +114,7 @@ TensorVector backward_meta(at::TensorList inputs, at::IntArrayRef places, at::Te
 
 TensorVector dispatch_forward(at::TensorList inputs, at::IntArrayRef places, const CyclicFlowSettings& s) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_forward", "").typed<decltype(forward_kernel)>();
-  return op.call(inputs, places, s.scale, s.norm_eps, {s.size.chunk, s.size.chunks, s.size.lanes}, static_cast<int64_t>(s.keep), backend_name(s.backend));
+  return op.call(inputs, places, s.scale, s.norm_eps, {s.size.chunk, s.size.chunks, s.size.lanes}, static_cast<int64_t>(s.keep), s.final_state, backend_name(s.backend));
 }
 
 TensorVector dispatch_backward(at::TensorList inputs, at::IntArrayRef places, at::TensorList saved, at::TensorList grads, const CyclicFlowSettings& s) {
@@ -162,13 +166,15 @@ CyclicFlowResult cyclic_flow_entry(const Tensor& q, const Tensor& k, const Tenso
                                    const Tensor& beta, const Tensor& readout, const OptionalTensor& q_norm_weight,
                                    const OptionalTensor& k_norm_weight, const OptionalTensor& initial_k, const OptionalTensor& initial_v,
                                    const OptionalTensor& initial_clock, const OptionalTensor& cu_seqlens, std::optional<double> scale,
-                                   double norm_eps, int64_t chunk, int64_t segment_chunks, bool save_scores, c10::string_view backend) {
+                                   double norm_eps, int64_t chunk, int64_t segment_chunks, bool save_scores, bool final_state,
+                                   c10::string_view backend) {
   CyclicFlowInputs in{q, k, v, log_alpha, delta, beta, readout, q_norm_weight, k_norm_weight, std::nullopt, cu_seqlens};
   if (initial_k || initial_v || initial_clock) {
     in.initial_state = CyclicFlowState{initial_k.value_or(Tensor()), initial_v.value_or(Tensor()), initial_clock.value_or(Tensor())};
   }
-  const CyclicFlowOptions options{parse_backend(std::string_view(backend.data(), backend.size())), scale, norm_eps, chunk, segment_chunks, save_scores};
+  const CyclicFlowOptions options{parse_backend(std::string_view(backend.data(), backend.size())), scale, norm_eps, chunk, segment_chunks, save_scores, final_state};
   const CyclicFlowOutput out = cyclic_flow(in, options);
+  if (!final_state) return {out.o, at::empty({0}, v.options()), at::empty({0}, v.options()), at::empty({0}, v.options())};
   return {out.o, out.final_state.k, out.final_state.v, out.final_state.clock};
 }
 
@@ -184,17 +190,17 @@ CyclicFlowOutput call_cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowSe
     places.push_back(static_cast<int64_t>(i));
   }
   const TensorVector out = CyclicFlowFunction::apply(at::TensorList(present), places, settings);
-  return {out[0], {out[1], out[2], out[3]}, settings.backend};
+  return {out[0], settings.final_state ? CyclicFlowState{out[1], out[2], out[3]} : CyclicFlowState{}, settings.backend};
 }
 
 TORCH_LIBRARY_FRAGMENT(cyfa, library) {
   library.def(
       "cyclic_flow(Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor delta, Tensor beta, Tensor readout, *, Tensor? q_norm_weight=None, "
       "Tensor? k_norm_weight=None, Tensor? initial_k=None, Tensor? initial_v=None, Tensor? initial_clock=None, Tensor? cu_seqlens=None, "
-      "float? scale=None, float norm_eps=1e-6, int chunk=0, int segment_chunks=0, bool save_scores=True, str backend='auto') "
+      "float? scale=None, float norm_eps=1e-6, int chunk=0, int segment_chunks=0, bool save_scores=True, bool final_state=True, str backend='auto') "
       "-> (Tensor, Tensor, Tensor, Tensor)");
   library.def(
-      "_cyclic_flow_forward(Tensor[] inputs, int[] places, float scale, float norm_eps, int[] segment_size, int keep, str backend) -> Tensor[]");
+      "_cyclic_flow_forward(Tensor[] inputs, int[] places, float scale, float norm_eps, int[] segment_size, int keep, bool final_state, str backend) -> Tensor[]");
   library.def(
       "_cyclic_flow_backward(Tensor[] inputs, int[] places, Tensor[] saved, Tensor?[] grads, float scale, float norm_eps, int[] segment_size, "
       "int keep, str backend) -> Tensor[]");

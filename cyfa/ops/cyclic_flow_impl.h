@@ -20,6 +20,7 @@ struct CyclicFlowSettings {
   double norm_eps = 1e-6;
   SegmentSize size;
   Keep keep = Keep::kStatesAndScores;
+  bool final_state = true;  // of forward; absent ones travel as tensors without elements
 };
 
 struct CyclicFlowShape {

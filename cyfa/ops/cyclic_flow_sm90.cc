@@ -82,7 +82,7 @@ cyclic_flow::Sm90Kept kept_in(const CyclicFlowSaved& saved, bool with_scores) {
 struct KernelInputs {
   CyclicFlowShape shape;
   Tiles tiles;
-  at::Tensor log_alpha, delta, beta, table, q_weight, k_weight, state_k, state_v, clock;
+  at::Tensor log_alpha, delta, beta, readout, q_weight, k_weight, state_k, state_v, clock;
   cyclic_flow::Sm90ForwardParams params;
 
   KernelInputs(const CyclicFlowInputs& in, const CyclicFlowSettings& settings)
@@ -90,12 +90,8 @@ struct KernelInputs {
         tiles(tiles_of(in, shape)),
         log_alpha(plain(in.log_alpha, at::kFloat)),
         delta(plain(in.delta, at::kFloat)),
-        beta(plain(in.beta, at::kFloat)) {
-    const at::Tensor readout = plain(in.readout, at::kFloat);
-    const int64_t P = cyclic_flow::sm90_filled_slots(shape.M);
-    table = at::empty({shape.H, 2, P, P}, in.q.options());
-    C10_CUDA_CHECK(cyclic_flow::sm90_readout_table(readout.const_data_ptr<float>(), static_cast<int32_t>(shape.H),
-                                                   static_cast<int32_t>(shape.M), table.data_ptr(), c10::cuda::getCurrentCUDAStream()));
+        beta(plain(in.beta, at::kFloat)),
+        readout(plain(in.readout, at::kFloat)) {
     cyclic_flow::Sm90ForwardParams& p = params;
     p.T = shape.B * shape.T;
     p.N = static_cast<int32_t>(shape.N);
@@ -116,7 +112,6 @@ struct KernelInputs {
     p.log_alpha = log_alpha.const_data_ptr<float>();
     p.delta = delta.const_data_ptr<float>();
     p.beta = beta.const_data_ptr<float>();
-    p.table = table.const_data_ptr();
     if (in.q_norm_weight) {
       q_weight = plain(*in.q_norm_weight, at::kFloat);
       p.q_norm_weight = q_weight.const_data_ptr<float>();
@@ -138,19 +133,25 @@ struct KernelInputs {
   }
 };
 
-// Runs forward into `o`, the final state and `saved`, which is taken as it is but for scores that may be left out.
+// Runs forward into `o`, the final state, of which k and v may have no elements, and `saved`, which is taken as it is but for scores that
+// may be left out.
 void run_forward(const KernelInputs& inputs, const CyclicFlowSaved& saved, bool with_scores, bool normalise_first, const at::Tensor& o,
                  const CyclicFlowState& final_state) {
   cyclic_flow::Sm90ForwardParams p = inputs.params;
   p.o = o.data_ptr();
-  p.final_k = final_state.k.data_ptr<float>();
-  p.final_v = final_state.v.data_ptr<float>();
+  if (final_state.k.numel() > 0) p.final_k = final_state.k.data_ptr<float>();
+  if (final_state.v.numel() > 0) p.final_v = final_state.v.data_ptr<float>();
   p.final_clock = final_state.clock.data_ptr<double>();
   p.normalise_first = normalise_first;
   p.kept = kept_in(saved, with_scores);
   const at::Tensor workspace = at::empty({cyclic_flow::sm90_forward_workspace(p)}, o.options().dtype(at::kByte));
   p.workspace = workspace.data_ptr();
-  C10_CUDA_CHECK(cyclic_flow::sm90_forward(p, c10::cuda::getCurrentCUDAStream()));
+  const int64_t P = cyclic_flow::sm90_filled_slots(p.M);
+  const at::Tensor table = at::empty({p.H, 2, P, P}, o.options());
+  p.table = table.const_data_ptr();
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
+  C10_CUDA_CHECK(cyclic_flow::sm90_readout_table(inputs.readout.const_data_ptr<float>(), p.H, p.M, table.data_ptr(), stream));
+  C10_CUDA_CHECK(cyclic_flow::sm90_forward(p, stream));
 }
 
 }  // namespace
@@ -214,8 +215,7 @@ CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const 
   const bool norms = in.q_norm_weight || in.k_norm_weight;
   if (kept.scores.numel() == 0 || (p.in.normalise_first && norms && !in.initial_state)) {
     kept = empty_cyclic_flow_sm90_saved(in, s, true);
-    const CyclicFlowState final_state{at::empty({s.N, s.H, s.K, s.M}, single), at::empty({s.N, s.H, s.M, s.V}, single),
-                                      at::empty({s.N, s.H}, single.dtype(at::kDouble))};
+    const CyclicFlowState final_state{at::empty({0}, single), at::empty({0}, single), at::empty({s.N, s.H}, single.dtype(at::kDouble))};
     run_forward(inputs, kept, true, p.in.normalise_first, out.v, final_state);  // o lies where the gradient of v will be
   }
   p.in.kept = kept_in(kept, true);

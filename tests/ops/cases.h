@@ -73,7 +73,7 @@ struct OpCase {
 Tensors make_inputs(const OpCase& c);
 Tensors make_output_gradients(const OpCase& c);
 
-// The options of every op; the recurrences have no norm_eps and no save_scores.
+// The options of every op; the recurrences have no norm_eps, no save_scores and always a final state.
 struct RunOptions {
   ops::Backend backend = ops::Backend::kAuto;
   std::optional<double> scale = {};
@@ -81,8 +81,9 @@ struct RunOptions {
   int64_t chunk = 0;
   int64_t segment_chunks = 0;
   bool save_scores = true;
+  bool final_state = true;
 
-  operator ops::CyclicFlowOptions() const { return {backend, scale, norm_eps, chunk, segment_chunks, save_scores}; }
+  operator ops::CyclicFlowOptions() const { return {backend, scale, norm_eps, chunk, segment_chunks, save_scores, final_state}; }
   operator ops::RecurrenceOptions() const { return {backend, scale, chunk, segment_chunks}; }
 };
 
@@ -140,6 +141,9 @@ void expect_close(const Tensors& got, const Tensors& want, std::optional<double>
 
 bool same_bits(const at::Tensor& a, const at::Tensor& b);
 void expect_same_bits(const Tensors& got, const Tensors& want);
+// The same for results of calls of different shapes. Where a GPU computes in parts of ATen, cuBLAS adds in an order that it chooses by the
+// shape: there they are close (docs/support.md).
+void expect_same_bits_of_shapes(const Tensors& got, const Tensors& want);
 
 std::string describe(const OpCase& c);
 std::string dtype_label(at::ScalarType dtype);  // "fp64", "fp32", "bf16"

@@ -151,7 +151,7 @@ TEST_P(CyclicFlow, GatesAndWeightsMayHaveAnotherType) {
 // On a CPU one sequence is walked at a time; a GPU walks many side by side. Here the number of lanes is set by hand.
 TEST_P(CyclicFlow, SequencesMayBeWalkedSideBySide) {
   using OptionalList = c10::List<std::optional<at::Tensor>>;
-  using Forward = std::vector<at::Tensor>(at::TensorList, at::IntArrayRef, double, double, at::IntArrayRef, int64_t, c10::string_view);
+  using Forward = std::vector<at::Tensor>(at::TensorList, at::IntArrayRef, double, double, at::IntArrayRef, int64_t, bool, c10::string_view);
   using Backward = std::vector<at::Tensor>(at::TensorList, at::IntArrayRef, at::TensorList, const OptionalList&, double, double,
                                            at::IntArrayRef, int64_t, c10::string_view);
   const auto forward = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_forward", "").typed<Forward>();
@@ -175,7 +175,7 @@ TEST_P(CyclicFlow, SequencesMayBeWalkedSideBySide) {
           SCOPED_TRACE(describe(c) + " lanes " + std::to_string(lanes));
           const std::vector<int64_t> size = {16, 2, lanes};
           const auto [tensors, places] = packed_inputs(inputs);
-          const std::vector<at::Tensor> out = forward.call(tensors, places, scale, 1e-6, size, save_scores ? 2 : 1, "portable");
+          const std::vector<at::Tensor> out = forward.call(tensors, places, scale, 1e-6, size, save_scores ? 2 : 1, true, "portable");
           const std::vector<at::Tensor> saved(out.begin() + 4, out.end());
           const std::vector<at::Tensor> in_gradients =
               backward.call(tensors, places, saved, list(gradients, output_names), scale, 1e-6, size, save_scores ? 2 : 1, "portable");
@@ -186,6 +186,23 @@ TEST_P(CyclicFlow, SequencesMayBeWalkedSideBySide) {
         }
       }
     }
+  }
+}
+
+TEST_P(CyclicFlow, TheFinalStateMayBeLeftOut) {
+  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{}, {20, 0, 50}}) {
+    const OpCase c = make({.B = 2, .T = 70, .lengths = lengths});
+    Tensors gradients = make_output_gradients(c);
+    std::erase_if(gradients, [](const auto& x) { return x.first != "o"; });
+    for (const Backend backend : {Backend::kPortable, Backend::kReference}) {
+      SCOPED_TRACE(describe(c));
+      const Tensors without = run(c.op, make_inputs(c), gradients, {.backend = backend, .final_state = false});
+      Tensors with = run(c.op, make_inputs(c), gradients, {.backend = backend});
+      for (const char* name : {"final_k", "final_v", "final_clock"}) with.erase(name);
+      EXPECT_EQ(without.size(), with.size());
+      expect_same_bits(without, with);
+    }
+    EXPECT_FALSE(ops::cyclic_flow(cyclic_flow_inputs(make_inputs(c)), RunOptions{.final_state = false}).final_state.k.defined());
   }
 }
 

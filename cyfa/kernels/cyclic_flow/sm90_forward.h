@@ -53,7 +53,7 @@ struct Sm90ForwardParams {
   const float* initial_v = nullptr;       // [N, H, M, V] or null
   const double* initial_clock = nullptr;  // [N, H] or null
   void* o = nullptr;                      // [T, H, V] bf16
-  float* final_k = nullptr;               // [N, H, K, M]
+  float* final_k = nullptr;               // [N, H, K, M]; null, as final_v, where the final state is not wanted
   float* final_v = nullptr;
   double* final_clock = nullptr;
   // Rows are normalised before everything else instead of inside the kernels; needed where a state comes from outside (initial_k), or a

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "cyfa/kernels/cyclic_flow/sm90_parts.cuh"
+#include "cyfa/kernels/hopper/launch.cuh"
 
 namespace cyfa::cyclic_flow {
 namespace {
@@ -137,9 +138,11 @@ __device__ void prepare_rest(const Sm90ForwardParams& p, const Workspace& w) {
   }
 }
 
+// Begins while the table is made: only its own blocks wait for that, and all where the sums of delta come from the launch before.
 __global__ void __launch_bounds__(kC) cyclic_flow_forward_prepare_sm90(const __grid_constant__ Sm90ForwardParams p) {
   const Workspace w = workspace_of(p);
   const int block = static_cast<int>(blockIdx.x);
+  if (longest_of(p) > kSumTiles || (block > 0 && block <= p.H)) hopper::wait_for_earlier_launch();
   if (block == 0) {
     prepare_rest(p, w);
   } else if (block <= p.H) {
@@ -156,6 +159,7 @@ __global__ void __launch_bounds__(kC) cyclic_flow_forward_prepare_sm90(const __g
 // A row of R Phi a block, a stored coordinate a thread, as high and low part; zeros up to P rows and coordinates. Phi of slot s and
 // frequency j is a cosine or sine of s j / m turns, so m values of each are all there are.
 __global__ void cyclic_flow_forward_table_sm90(const float* readout, int m, bf16* table) {
+  hopper::let_next_launch_begin();
   const int P = static_cast<int>(blockDim.x);
   extern __shared__ float shared[];
   float* row = shared;
@@ -194,8 +198,7 @@ cudaError_t sm90_readout_table(const float* readout, int32_t H, int32_t M, void*
 
 cudaError_t sm90_forward_prepare(const Sm90ForwardParams& p, cudaStream_t stream) {
   if (longest_of(p) > kSumTiles) cyclic_flow_forward_advance_sm90<<<p.tiles * p.H, kC, 0, stream>>>(p);
-  cyclic_flow_forward_prepare_sm90<<<1 + p.H + p.tiles * p.H, kC, 0, stream>>>(p);
-  return cudaGetLastError();
+  return hopper::launch_early(&cyclic_flow_forward_prepare_sm90, 1 + p.H + p.tiles * p.H, kC, 0, stream, p);
 }
 
 }  // namespace cyfa::cyclic_flow

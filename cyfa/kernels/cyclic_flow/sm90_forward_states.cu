@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_forward_states_sm
       }
       if (kLocal) {
         carry_state(state, carried(share.place));
-      } else if (walk.segment + 1 == walk.segments) {
+      } else if (walk.segment + 1 == walk.segments && p.final_v != nullptr) {
         named_barrier(kHoldersBarrier, Shape::kHolders);
         for (int i = thread; i < kD; i += Shape::kHolders) s.weight[i] = keys && p.k_norm_weight != nullptr ? p.k_norm_weight[i] : 1.0F;
         put_state<kParts>(state, keys, share, s.weight, reinterpret_cast<float*>(tiles),

@@ -103,7 +103,6 @@ __device__ float warp_max(float x) {
   return x;
 }
 
-
 // Waits for the launch before this one; lets the next one begin as soon as there is room for it.
 using hopper::let_next_launch_begin;
 using hopper::prefetch_bulk;
@@ -417,7 +416,7 @@ __global__ void __launch_bounds__(kThreads, kHold ? 1 : 2) cyclic_flow_step_fuse
   if (kHold && tid == 0) {
     if (group_end > group_begin)
       prefetch_bulk(state_k + static_cast<int64_t>(group_begin) * kGroupRows * M,
-                  (group_end - group_begin) * kGroupRows * M * static_cast<int>(sizeof(S)));
+                    (group_end - group_begin) * kGroupRows * M * static_cast<int>(sizeof(S)));
     const int first = part_begin(M, rank, blocks), last = part_begin(M, rank + 1, blocks);
     if (last > first) prefetch_bulk(state_v + static_cast<int64_t>(first) * V, (last - first) * V * static_cast<int>(sizeof(S)));
   }
