@@ -97,7 +97,7 @@ Norm norm(const at::Tensor& x, const at::Tensor& weight, double eps, const at::T
   const at::Tensor in = plain(x), scale = weight.to(at::kFloat).contiguous(), by = plain(gate);
   if (x.is_cuda()) return norm_cuda(in, scale, eps, by);
   const Tasks tasks(in);
-  const Norm out = {like(in), at::empty({tasks.rows}, in.options())};
+  const Norm out = {like(in), at::empty({tasks.rows}, in.options()), at::Tensor()};
   tasks.run([&](int64_t, int64_t begin, int64_t end) {
     const int64_t at = begin * tasks.width;
     const auto small = static_cast<float>(eps);

@@ -18,6 +18,7 @@ bool conv_takes(const at::Tensor& x, int64_t taps);
 struct Norm {
   at::Tensor y;
   at::Tensor rate;  // 1 / sqrt(mean(x^2) + eps), fp32
+  at::Tensor sum;   // x + plus, where a GPU's kernel was given the latter (row_kernels_cuda.h)
 };
 Norm norm(const at::Tensor& x, const at::Tensor& weight, double eps, const at::Tensor& gate);
 

@@ -30,8 +30,32 @@ rows::NormCuda norm_params(const at::Tensor& x, const at::Tensor& weight, const 
   return p;
 }
 
+rows::SwigluCuda swiglu_params(const at::Tensor& gate, const at::Tensor& up) {
+  rows::SwigluCuda p;
+  p.type = type_of(gate);
+  p.rows = 1;
+  p.width = p.stride = gate.numel();
+  p.gate = data(gate);
+  p.up = data(up);
+  return p;
+}
+
+rows::ConvCuda conv_params(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& before, const at::Tensor& tasks) {
+  rows::ConvCuda p;
+  p.type = type_of(x);
+  p.taps = weight.size(1);
+  p.x_stride = x.size(1);
+  p.task_count = tasks.size(0);
+  p.tasks = reinterpret_cast<const rows::ConvTask*>(tasks.const_data_ptr<int64_t>());
+  p.stream[0].width = x.size(1);
+  p.stream[0].x = data(x);
+  p.stream[0].weight = weight.const_data_ptr<float>();
+  p.stream[0].before = data(before);
+  return p;
+}
+
 // Tasks of all sequences, on the device of x.
-at::Tensor conv_tasks(const std::vector<int64_t>& offsets, at::Device device) {
+at::Tensor make_conv_tasks(const std::vector<int64_t>& offsets, at::Device device) {
   std::vector<rows::ConvTask> tasks;
   for (size_t n = 0; n + 1 < offsets.size(); ++n) {
     for (int64_t begin = offsets[n]; begin < offsets[n + 1]; begin += rows::kConvTokens) {
@@ -43,83 +67,96 @@ at::Tensor conv_tasks(const std::vector<int64_t>& offsets, at::Device device) {
   return at::from_blob(tasks.data(), {count, kWords}, at::kLong).to(device);
 }
 
+}  // namespace
+
 // The last call's tasks: three streams of every layer ask for the same ones.
-at::Tensor kept_tasks(const std::vector<int64_t>& offsets, at::Device device) {
+at::Tensor conv_tasks(const std::vector<int64_t>& offsets, at::Device device) {
   thread_local std::vector<int64_t> last;
   thread_local at::Tensor tasks;
   if (!tasks.defined() || tasks.device() != device || last != offsets) {
-    tasks = conv_tasks(offsets, device);
+    tasks = make_conv_tasks(offsets, device);
     last = offsets;
   }
   return tasks;
 }
 
-rows::ConvCuda conv_params(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& before, const at::Tensor& tasks) {
-  rows::ConvCuda p;
-  p.type = type_of(x);
-  p.width = x.size(1);
-  p.taps = weight.size(1);
-  p.task_count = tasks.size(0);
-  p.tasks = reinterpret_cast<const rows::ConvTask*>(tasks.const_data_ptr<int64_t>());
-  p.x = data(x);
-  p.weight = weight.const_data_ptr<float>();
-  p.before = data(before);
-  return p;
-}
-
-}  // namespace
-
 bool norm_takes_cuda(const at::Tensor& x) { return takes_type(x) && rows::norm_cuda_takes(x.size(-1)); }
 bool swiglu_takes_cuda(const at::Tensor& x) { return takes_type(x) && x.numel() % 8 == 0; }
 bool conv_takes_cuda(const at::Tensor& x, int64_t taps) { return takes_type(x) && rows::conv_cuda_takes(x.size(-1), taps); }
 
-Norm norm_cuda(const at::Tensor& x, const at::Tensor& weight, double eps, const at::Tensor& gate) {
+Norm norm_cuda(const at::Tensor& x, const at::Tensor& weight, double eps, const at::Tensor& gate, const at::Tensor& plus) {
   const c10::cuda::CUDAGuard guard(x.device());
-  const Norm out = {like(x), at::empty({x.numel() / x.size(-1)}, weight.options())};
+  const Norm out = {like(x), at::empty({x.numel() / x.size(-1)}, weight.options()), like(plus)};
   rows::NormCuda p = norm_params(x, weight, gate, out.rate);
   p.eps = static_cast<float>(eps);
+  p.plus = data(plus);
+  p.sum = written(out.sum);
   p.out = written(out.y);
   C10_CUDA_CHECK(rows::norm_cuda(p, stream()));
   return out;
 }
 
 NormGrads norm_backward_cuda(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& gate, const at::Tensor& rate,
-                             const at::Tensor& grad) {
+                             const at::Tensor& grad, const at::Tensor& grad_sum, const NormSums& sums) {
   const c10::cuda::CUDAGuard guard(x.device());
-  NormGrads out = {like(x), at::Tensor(), like(gate)};
-  const at::Tensor parts = at::empty({rows::kNormParts, x.size(-1)}, weight.options());
+  NormGrads out = {like(x), sums.weight.defined() ? at::Tensor() : at::empty(weight.sizes(), weight.options()), like(gate)};
+  const int64_t width = x.size(-1);
+  const at::Tensor parts = at::empty({rows::kNormParts, width}, weight.options());
   rows::NormCuda p = norm_params(x, weight, gate, rate);
   p.grad = data(grad);
+  p.grad_sum = data(grad_sum);
   p.grad_x = written(out.x);
   p.grad_gate = written(out.gate);
   p.weight_parts = parts.data_ptr<float>();
+  at::Tensor bias_parts;
+  if (sums.gate_bias.defined()) {
+    p.heads = sums.gate_bias.numel() / width;
+    if (rows::norm_cuda_sums_gate_bias(width, p.heads)) {
+      bias_parts = at::empty({rows::kNormParts, p.heads * width}, weight.options());
+      p.gate_bias_parts = bias_parts.data_ptr<float>();
+    }
+  }
   C10_CUDA_CHECK(rows::norm_backward_cuda(p, stream()));
-  out.weight = parts.sum(0);
+  rows::SumParts sum;
+  sum.add = sums.weight.defined();
+  sum.more(p.weight_parts, rows::kNormParts, width, (sum.add ? sums.weight : out.weight).data_ptr<float>(), width);
+  if (bias_parts.defined()) {
+    sum.more(p.gate_bias_parts, rows::kNormParts, p.heads * width, sums.gate_bias.data_ptr<float>(), p.heads * width);
+  }
+  C10_CUDA_CHECK(rows::sum_parts_cuda(sum, stream()));
+  if (sums.gate_bias.defined() && !bias_parts.defined()) {
+    sums.gate_bias.add_(out.gate.view({-1, sums.gate_bias.numel()}).sum(0, false, at::kFloat));
+  }
   return out;
 }
 
 at::Tensor swiglu_cuda(const at::Tensor& gate, const at::Tensor& up) {
   const c10::cuda::CUDAGuard guard(gate.device());
   const at::Tensor out = like(gate);
-  C10_CUDA_CHECK(rows::swiglu_cuda(type_of(gate), gate.numel(), data(gate), data(up), written(out), stream()));
+  rows::SwigluCuda p = swiglu_params(gate, up);
+  p.out = written(out);
+  C10_CUDA_CHECK(rows::swiglu_cuda(p, stream()));
   return out;
 }
 
 std::pair<at::Tensor, at::Tensor> swiglu_backward_cuda(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& grad) {
   const c10::cuda::CUDAGuard guard(gate.device());
   std::pair<at::Tensor, at::Tensor> out = {like(gate), like(up)};
-  C10_CUDA_CHECK(rows::swiglu_backward_cuda(type_of(gate), gate.numel(), data(gate), data(up), data(grad), written(out.first),
-                                            written(out.second), stream()));
+  rows::SwigluCuda p = swiglu_params(gate, up);
+  p.grad = data(grad);
+  p.grad_gate = written(out.first);
+  p.grad_up = written(out.second);
+  C10_CUDA_CHECK(rows::swiglu_backward_cuda(p, stream()));
   return out;
 }
 
 at::Tensor conv_cuda(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& before,
                      const std::vector<int64_t>& offsets) {
   const c10::cuda::CUDAGuard guard(x.device());
-  const at::Tensor y = like(x), tasks = kept_tasks(offsets, x.device());
+  const at::Tensor y = like(x), tasks = conv_tasks(offsets, x.device());
   rows::ConvCuda p = conv_params(x, weight, before, tasks);
-  p.bias = static_cast<const float*>(data(bias));
-  p.y = written(y);
+  p.stream[0].bias = static_cast<const float*>(data(bias));
+  p.stream[0].y = written(y);
   C10_CUDA_CHECK(rows::conv_cuda(p, stream()));
   return y;
 }
@@ -127,19 +164,23 @@ at::Tensor conv_cuda(const at::Tensor& x, const at::Tensor& weight, const at::Te
 ConvGrads conv_backward_cuda(const at::Tensor& x, const at::Tensor& weight, bool has_bias, const at::Tensor& before,
                              const std::vector<int64_t>& offsets, const at::Tensor& grad) {
   const c10::cuda::CUDAGuard guard(x.device());
-  const at::Tensor tasks = kept_tasks(offsets, x.device());
+  const at::Tensor tasks = conv_tasks(offsets, x.device());
   const int64_t D = x.size(1), W = weight.size(1);
-  const at::Tensor parts = at::empty({tasks.size(0), W + 1, D}, weight.options());
   ConvGrads out;
   out.x = like(x);
+  out.weight = at::empty_like(weight);
+  if (has_bias) out.bias = at::empty({D}, weight.options());
   rows::ConvCuda p = conv_params(x, weight, before, tasks);
-  p.grad = data(grad);
-  p.grad_x = written(out.x);
-  p.weight_parts = parts.data_ptr<float>();
+  p.stream[0].grad = data(grad);
+  p.stream[0].grad_x = written(out.x);
+  p.bias_parts = has_bias;
+  const at::Tensor parts = at::empty({tasks.size(0), rows::conv_parts_columns(p)}, weight.options());
+  p.parts = parts.data_ptr<float>();
   C10_CUDA_CHECK(rows::conv_backward_cuda(p, stream()));
-  const at::Tensor sum = parts.sum(0);
-  out.weight = sum.narrow(0, 0, W).t().contiguous();
-  if (has_bias) out.bias = sum.select(0, W);
+  rows::SumParts sum;
+  sum.more(p.parts, tasks.size(0), parts.size(1), out.weight.data_ptr<float>(), D * W);
+  if (has_bias) sum.more(p.parts + D * W, tasks.size(0), parts.size(1), out.bias.data_ptr<float>(), D);
+  C10_CUDA_CHECK(rows::sum_parts_cuda(sum, stream()));
   if (before.defined()) {  // few rows, and seldom asked for
     out.before = at::zeros_like(before);
     for (size_t n = 0; n + 1 < offsets.size(); ++n) {

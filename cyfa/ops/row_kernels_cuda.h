@@ -9,9 +9,20 @@ bool norm_takes_cuda(const at::Tensor& x);
 bool swiglu_takes_cuda(const at::Tensor& x);
 bool conv_takes_cuda(const at::Tensor& x, int64_t taps);
 
-Norm norm_cuda(const at::Tensor& x, const at::Tensor& weight, double eps, const at::Tensor& gate);
+// The convolution's tasks (rows::ConvTask) for sequences cut at `offsets`, on the device.
+at::Tensor conv_tasks(const std::vector<int64_t>& offsets, at::Device device);
+
+// `plus`, where defined, is added to x first.
+Norm norm_cuda(const at::Tensor& x, const at::Tensor& weight, double eps, const at::Tensor& gate, const at::Tensor& plus = {});
+
+// What the gradients of a norm's parameters are added to, where defined, instead of being returned.
+struct NormSums {
+  at::Tensor weight;     // fp32 [width]
+  at::Tensor gate_bias;  // fp32 [heads * width], for a gate [..., heads, width] that a bias was added to; with `weight` alone
+};
+// grad_sum, where defined, is added to the gradient of x.
 NormGrads norm_backward_cuda(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& gate, const at::Tensor& rate,
-                             const at::Tensor& grad);
+                             const at::Tensor& grad, const at::Tensor& grad_sum = {}, const NormSums& sums = {});
 at::Tensor swiglu_cuda(const at::Tensor& gate, const at::Tensor& up);
 std::pair<at::Tensor, at::Tensor> swiglu_backward_cuda(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& grad);
 at::Tensor conv_cuda(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& before,

@@ -1,19 +1,36 @@
 // For builds without CUDA: nothing is taken, so nothing else is called.
+#include "cyfa/ops/packed.h"
 #include "cyfa/ops/row_kernels_cuda.h"
 
-namespace cyfa::ops::row_kernels {
+namespace cyfa::ops {
 namespace {
 
 [[noreturn]] void absent() { throw std::logic_error("row_kernels: this build has no CUDA"); }
 
 }  // namespace
 
+bool packs_on(at::Device) { return false; }
+bool packs_norm(int64_t) { return false; }
+bool packs_columns(int64_t) { return false; }
+bool packs_conv(int64_t, int64_t) { return false; }
+at::Tensor linear(const at::Tensor&, const Summed&) { absent(); }
+at::Tensor swiglu_halves(const at::Tensor&) { absent(); }
+AddedNorm add_rms_norm(const at::Tensor&, const at::Tensor&, const Summed&, double) { absent(); }
+at::Tensor gated_rms_norm(const at::Tensor&, const Summed&, double, const at::Tensor&, const at::Tensor&) { absent(); }
+FlowStreams flow_streams(const at::Tensor&, const FlowWeights&, const std::optional<at::Tensor>&) { absent(); }
+at::Tensor linear_cross_entropy(const at::Tensor&, const Summed&, const at::Tensor&) { absent(); }
+
+namespace row_kernels {
+
 bool norm_takes_cuda(const at::Tensor&) { return false; }
 bool swiglu_takes_cuda(const at::Tensor&) { return false; }
 bool conv_takes_cuda(const at::Tensor&, int64_t) { return false; }
 
-Norm norm_cuda(const at::Tensor&, const at::Tensor&, double, const at::Tensor&) { absent(); }
-NormGrads norm_backward_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) { absent(); }
+Norm norm_cuda(const at::Tensor&, const at::Tensor&, double, const at::Tensor&, const at::Tensor&) { absent(); }
+NormGrads norm_backward_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                             const at::Tensor&, const NormSums&) {
+  absent();
+}
 at::Tensor swiglu_cuda(const at::Tensor&, const at::Tensor&) { absent(); }
 std::pair<at::Tensor, at::Tensor> swiglu_backward_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&) { absent(); }
 at::Tensor conv_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::vector<int64_t>&) { absent(); }
@@ -22,4 +39,5 @@ ConvGrads conv_backward_cuda(const at::Tensor&, const at::Tensor&, bool, const a
   absent();
 }
 
-}  // namespace cyfa::ops::row_kernels
+}  // namespace row_kernels
+}  // namespace cyfa::ops

@@ -1,78 +1,39 @@
 // See rows_cuda.h. All of these move memory and little else: eight elements a thread and load, everything read once, fp32 between.
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-
-#include <algorithm>
-
-#include "cyfa/kernels/rows/rows_cuda.h"
+#include "cyfa/kernels/rows/vector.cuh"
 
 namespace cyfa::rows {
 namespace {
 
-constexpr int kVector = 8;  // elements that a thread takes at once
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxVectors = 8;  // of a lane, in a row of a norm: 2,048 elements
 constexpr float kSmallest = 1.17549435e-38F;
 
-struct Eight {
-  float at[kVector];
-};
-
-__device__ __forceinline__ Eight load(const float* from, int64_t index) {
-  const float4 a = reinterpret_cast<const float4*>(from)[2 * index], b = reinterpret_cast<const float4*>(from)[2 * index + 1];
-  return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
-}
-
-__device__ __forceinline__ Eight load(const __nv_bfloat16* from, int64_t index) {
-  const uint4 packed = reinterpret_cast<const uint4*>(from)[index];
-  const unsigned int words[4] = {packed.x, packed.y, packed.z, packed.w};
-  Eight out;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    out.at[2 * i] = __uint_as_float(words[i] << 16);
-    out.at[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000U);
-  }
-  return out;
-}
-
-__device__ __forceinline__ void store(float* to, int64_t index, const Eight& x) {
-  reinterpret_cast<float4*>(to)[2 * index] = {x.at[0], x.at[1], x.at[2], x.at[3]};
-  reinterpret_cast<float4*>(to)[2 * index + 1] = {x.at[4], x.at[5], x.at[6], x.at[7]};
-}
-
-__device__ __forceinline__ void store(__nv_bfloat16* to, int64_t index, const Eight& x) {
-  unsigned int words[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x.at[2 * i], x.at[2 * i + 1]);
-    words[i] = *reinterpret_cast<const unsigned int*>(&pair);
-  }
-  reinterpret_cast<uint4*>(to)[index] = {words[0], words[1], words[2], words[3]};
-}
-
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0F, 1.0F + __expf(-x)); }
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffU, x, distance);
-  return x;
-}
-
 // A warp takes a row; lane l holds the vectors l, l + 32, ...
-template <class T, int kVectors, bool kGated>
+template <class T, int kVectors, bool kGated, bool kPlus>
 __global__ void __launch_bounds__(kThreads) norm_kernel(NormCuda p) {
   const int lane = threadIdx.x % 32;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= p.rows) return;
   const int vectors = static_cast<int>(p.width / kVector);
-  const T* x = static_cast<const T*>(p.x) + row * p.width;
+  const int64_t offset = row * p.width;
   Eight rows[kVectors];
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
+    const int at = lane + 32 * i;
+    if (at >= vectors) break;
+    rows[i] = load(static_cast<const T*>(p.x) + offset, at);
+    if constexpr (kPlus) {
+      const Eight more = load(static_cast<const T*>(p.plus) + offset, at);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) rows[i].at[e] = rounded<T>(rows[i].at[e] + more.at[e]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
     if (lane + 32 * i >= vectors) break;
-    rows[i] = load(x, lane + 32 * i);
+    if constexpr (kPlus) store(static_cast<T*>(p.sum) + offset, lane + 32 * i, rows[i]);
 #pragma unroll
     for (int e = 0; e < kVector; ++e) sum += rows[i].at[e] * rows[i].at[e];
   }
@@ -87,200 +48,183 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(NormCuda p) {
 #pragma unroll
     for (int e = 0; e < kVector; ++e) rows[i].at[e] *= rate * weight.at[e];
     if constexpr (kGated) {
-      const Eight gate = load(static_cast<const T*>(p.gate) + row * p.width, at);
+      const Eight gate = load(static_cast<const T*>(p.gate) + offset, at);
 #pragma unroll
       for (int e = 0; e < kVector; ++e) rows[i].at[e] *= sigmoid(gate.at[e]);
     }
-    store(static_cast<T*>(p.out) + row * p.width, at, rows[i]);
+    store(static_cast<T*>(p.out) + offset, at, rows[i]);
   }
 }
 
-// kNormParts blocks take equal runs of rows, a warp every eighth row of a run; the weight's sums stay in registers until the run's end.
-template <class T, int kVectors, bool kGated>
-__global__ void __launch_bounds__(kThreads) norm_backward_kernel(NormCuda p) {
-  extern __shared__ float parts[];  // [width] for each warp
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int vectors = static_cast<int>(p.width / kVector);
+// kNormParts blocks take equal runs of rows: two blocks a multiprocessor, all at once. A group of warps holds a row, a vector a thread, and
+// has kRows rows on their way at a time; the weight's sums stay in registers until the run's end.
+template <class T, int kGroupWarps, bool kGated>
+__global__ void __launch_bounds__(kThreads, 2) norm_backward_kernel(NormCuda p) {
+  constexpr int kGroups = kWarps / kGroupWarps, kRows = std::is_same_v<T, float> ? 2 : 4;
+  extern __shared__ float parts[];  // [width] for each group
+  __shared__ float dots[2][kWarps][kRows];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / kGroupWarps;
+  const int at = (warp % kGroupWarps) * 32 + lane;
+  const bool idle = group >= kGroups || at >= static_cast<int>(p.width / kVector);
   const int64_t begin = p.rows * blockIdx.x / kNormParts, end = p.rows * (blockIdx.x + 1) / kNormParts;
-  Eight sums[kVectors] = {};
-  for (int64_t row = begin + warp; row < end; row += kWarps) {
-    const int64_t offset = row * p.width;
-    const float rate = p.rate[row];
-    Eight n[kVectors], through[kVectors];
-    float along = 0;
+  Eight sums{}, gate_sums{}, weight{};
+  if (!idle) weight = load(p.weight, at);
+  int phase = 0;
+  for (int64_t first = begin; first < end; first += kGroups * kRows, phase ^= 1) {
+    Packed<T> x[kRows], grad[kRows], gate[kRows], more[kRows];
+    float rate[kRows], along[kRows];
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int at = lane + 32 * i;
-      if (at >= vectors) break;
-      n[i] = load(static_cast<const T*>(p.x) + offset, at);
-      through[i] = load(static_cast<const T*>(p.grad) + offset, at);
-      const Eight weight = load(p.weight, at);
-      Eight gate;
-      if constexpr (kGated) gate = load(static_cast<const T*>(p.gate) + offset, at);
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t row = first + r * kGroups + group, offset = row * p.width;
+      if (idle || row >= end) continue;
+      x[r] = load_packed(static_cast<const T*>(p.x) + offset, at);
+      grad[r] = load_packed(static_cast<const T*>(p.grad) + offset, at);
+      rate[r] = p.rate[row];
+      if constexpr (kGated) gate[r] = load_packed(static_cast<const T*>(p.gate) + offset, at);
+      if (!kGated && p.grad_sum != nullptr) more[r] = load_packed(static_cast<const T*>(p.grad_sum) + offset, at);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t row = first + r * kGroups + group;
+      along[r] = 0;
+      if (!idle && row < end) {
+        const Eight n = unpack(x[r]), g = unpack(grad[r]);
+        Eight by;
+        if constexpr (kGated) by = unpack(gate[r]);
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) {
+          float through = g.at[e];
+          const float unit = n.at[e] * rate[r];
+          if constexpr (kGated) {
+            const float s = sigmoid(by.at[e]);
+            through *= s;
+            by.at[e] = unit * through * weight.at[e] * (1.0F - s);
+            gate_sums.at[e] += by.at[e];
+          }
+          sums.at[e] += unit * through;
+          along[r] += unit * through * weight.at[e];
+        }
+        if constexpr (kGated) store(static_cast<T*>(p.grad_gate) + row * p.width, at, by);
+      }
+      along[r] = warp_sum(along[r]);
+      if (kGroupWarps > 1 && lane == 0) dots[phase][warp][r] = along[r];
+    }
+    if constexpr (kGroupWarps > 1) {  // two phases: who is ahead writes what nobody reads any more
+      __syncthreads();
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        along[r] = 0;
+#pragma unroll
+        for (int w = 0; w < kGroupWarps; ++w) along[r] += dots[phase][min(group * kGroupWarps + w, kWarps - 1)][r];
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t row = first + r * kGroups + group;
+      if (idle || row >= end) continue;
+      const Eight n = unpack(x[r]), g = unpack(grad[r]);
+      Eight out, by;
+      if constexpr (kGated) by = unpack(gate[r]);
+      const float mean = along[r] / static_cast<float>(p.width);
 #pragma unroll
       for (int e = 0; e < kVector; ++e) {
-        n[i].at[e] *= rate;
-        if constexpr (kGated) {
-          const float s = sigmoid(gate.at[e]);
-          through[i].at[e] *= s;
-          gate.at[e] = n[i].at[e] * through[i].at[e] * weight.at[e] * (1.0F - s);
-        }
-        sums[i].at[e] += n[i].at[e] * through[i].at[e];
-        through[i].at[e] *= weight.at[e];
-        along += n[i].at[e] * through[i].at[e];
+        const float through = kGated ? g.at[e] * sigmoid(by.at[e]) : g.at[e];
+        out.at[e] = (through * weight.at[e] - n.at[e] * rate[r] * mean) * rate[r];
       }
-      if constexpr (kGated) store(static_cast<T*>(p.grad_gate) + offset, at, gate);
-    }
-    along = warp_sum(along) / static_cast<float>(p.width);
+      if (!kGated && p.grad_sum != nullptr) {
+        const Eight add = unpack(more[r]);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int at = lane + 32 * i;
-      if (at >= vectors) break;
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) through[i].at[e] = (through[i].at[e] - n[i].at[e] * along) * rate;
-      store(static_cast<T*>(p.grad_x) + offset, at, through[i]);
+        for (int e = 0; e < kVector; ++e) out.at[e] += add.at[e];
+      }
+      store(static_cast<T*>(p.grad_x) + row * p.width, at, out);
     }
   }
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    if (lane + 32 * i < vectors) store(parts + warp * p.width, lane + 32 * i, sums[i]);
-  }
+  if (!idle) store(parts + group * p.width, at, sums);
   __syncthreads();
   for (int64_t column = threadIdx.x; column < p.width; column += kThreads) {
     float sum = 0;
-    for (int w = 0; w < kWarps; ++w) sum += parts[w * p.width + column];
+    for (int g = 0; g < kGroups; ++g) sum += parts[g * p.width + column];
     p.weight_parts[blockIdx.x * p.width + column] = sum;
   }
-}
-
-template <class T>
-__global__ void __launch_bounds__(kThreads) swiglu_kernel(int64_t vectors, const T* gate, const T* up, T* out) {
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (at >= vectors) return;
-  Eight g = load(gate, at);
-#pragma unroll
-  for (int e = 0; e < kVector; ++e) g.at[e] *= sigmoid(g.at[e]);
-  if (up != nullptr) {
-    const Eight u = load(up, at);
-#pragma unroll
-    for (int e = 0; e < kVector; ++e) g.at[e] *= u.at[e];
+  if constexpr (kGated) {
+    if (p.gate_bias_parts == nullptr) return;
+    __syncthreads();
+    if (!idle) store(parts + group * p.width, at, gate_sums);
+    __syncthreads();
+    const int heads = static_cast<int>(p.heads);  // a divisor of kGroups: a group's rows are all of one head
+    for (int64_t column = threadIdx.x; column < p.width; column += kThreads) {
+      for (int h = 0; h < heads; ++h) {
+        float sum = 0;
+        for (int g = static_cast<int>((h + heads - begin % heads) % heads); g < kGroups; g += heads) sum += parts[g * p.width + column];
+        p.gate_bias_parts[(blockIdx.x * p.heads + h) * p.width + column] = sum;
+      }
+    }
   }
-  store(out, at, g);
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    swiglu_backward_kernel(int64_t vectors, const T* gate, const T* up, const T* grad, T* grad_gate, T* grad_up) {
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+__global__ void __launch_bounds__(kThreads) swiglu_kernel(SwigluCuda p, uint32_t row_vectors, uint32_t vectors) {
+  const uint32_t at = blockIdx.x * kThreads + threadIdx.x;
   if (at >= vectors) return;
-  Eight g = load(gate, at);
-  Eight d = load(grad, at);
+  const int64_t row = at / row_vectors, from = row * (p.stride / kVector) + at % row_vectors;
+  Eight g = load(static_cast<const T*>(p.gate), from);
+  if (p.up != nullptr) {
+    const Eight u = load(static_cast<const T*>(p.up), from);
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) g.at[e] = g.at[e] * sigmoid(g.at[e]) * u.at[e];
+  } else {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) g.at[e] *= sigmoid(g.at[e]);
+  }
+  store(static_cast<T*>(p.out), at, g);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) swiglu_backward_kernel(SwigluCuda p, uint32_t row_vectors, uint32_t vectors) {
+  const uint32_t at = blockIdx.x * kThreads + threadIdx.x;
+  if (at >= vectors) return;
+  const int64_t row = at / row_vectors, from = row * (p.stride / kVector) + at % row_vectors;
+  Eight g = load(static_cast<const T*>(p.gate), from);
+  Eight d = load(static_cast<const T*>(p.grad), at);
   Eight u{};
-  if (up != nullptr) u = load(up, at);
+  if (p.up != nullptr) u = load(static_cast<const T*>(p.up), from);
 #pragma unroll
   for (int e = 0; e < kVector; ++e) {
     const float s = sigmoid(g.at[e]);
     const float into_up = d.at[e] * g.at[e] * s;
     const float slope = d.at[e] * s * (1.0F + g.at[e] * (1.0F - s));
-    g.at[e] = up == nullptr ? slope : slope * u.at[e];
+    g.at[e] = p.up == nullptr ? slope : slope * u.at[e];
     u.at[e] = into_up;
   }
-  store(grad_gate, at, g);
-  if (up != nullptr) store(grad_up, at, u);
+  store(static_cast<T*>(p.grad_gate), from, g);
+  if (p.up != nullptr) store(static_cast<T*>(p.grad_up), from, u);
 }
 
-// A thread owns eight columns and walks through the tokens of a task. Row t of the sequence, or what stands before it.
-template <class T>
-__device__ __forceinline__ Eight conv_row(const ConvCuda& p, const ConvTask& task, int64_t row, int64_t vector) {
-  const int64_t vectors = p.width / kVector;
-  if (row >= task.first) return load(static_cast<const T*>(p.x), row * vectors + vector);
-  if (p.before == nullptr) return Eight{};
-  const int64_t past = p.taps - 1;
-  return load(static_cast<const T*>(p.before), (task.sequence * past + past + row - task.first) * vectors + vector);
-}
-
-template <int kTaps>
-__device__ __forceinline__ void load_taps(const ConvCuda& p, int64_t vector, Eight (&tap)[kTaps]) {
-#pragma unroll
-  for (int e = 0; e < kVector; ++e) {
-#pragma unroll
-    for (int w = 0; w < kTaps; ++w) tap[w].at[e] = p.weight[(vector * kVector + e) * kTaps + w];
+// A block takes 32 columns of a sum; a warp every 16th part, then the warps' sums are added up in their order.
+constexpr int kSumWarps = 16;
+__global__ void __launch_bounds__(32 * kSumWarps) sum_parts_kernel(const __grid_constant__ SumParts p) {
+  __shared__ float sums[kSumWarps][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int64_t block = blockIdx.x;
+  int which = 0;
+  while (which + 1 < p.sums && block >= (p.sum[which].columns + 31) / 32) block -= (p.sum[which++].columns + 31) / 32;
+  const SumParts::Sum& of = p.sum[which];
+  const int64_t column = block * 32 + lane, count = of.count, stride = of.stride;
+  const float* parts = of.parts + column;
+  float sum = 0;
+  if (column < of.columns) {
+#pragma unroll 8
+    for (int64_t i = warp; i < count; i += kSumWarps) sum += parts[i * stride];
   }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp != 0 || column >= of.columns) return;
+#pragma unroll
+  for (int w = 1; w < kSumWarps; ++w) sum += sums[w][lane];
+  of.to[column] = p.add ? of.to[column] + sum : sum;
 }
 
-template <class T, int kTaps>
-__global__ void __launch_bounds__(128) conv_kernel(ConvCuda p) {
-  const int64_t vectors = p.width / kVector;
-  const int64_t vector = static_cast<int64_t>(blockIdx.y) * 128 + threadIdx.x;
-  if (vector >= vectors) return;
-  const ConvTask task = p.tasks[blockIdx.x];
-  Eight tap[kTaps], window[kTaps];
-  load_taps<kTaps>(p, vector, tap);
-  Eight bias{};
-  if (p.bias != nullptr) bias = load(p.bias, vector);
-#pragma unroll
-  for (int w = 1; w < kTaps; ++w) window[w] = conv_row<T>(p, task, task.begin - kTaps + w, vector);
-#pragma unroll 4
-  for (int64_t t = task.begin; t < task.end; ++t) {
-#pragma unroll
-    for (int w = 0; w + 1 < kTaps; ++w) window[w] = window[w + 1];
-    window[kTaps - 1] = load(static_cast<const T*>(p.x), t * vectors + vector);
-    Eight y = bias;
-#pragma unroll
-    for (int w = kTaps - 1; w >= 0; --w) {
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) y.at[e] += window[w].at[e] * tap[w].at[e];
-    }
-    store(static_cast<T*>(p.y), t * vectors + vector, y);
-  }
-}
-
-// Row s of x reaches the outputs s .. s + taps - 1 of its sequence. The task walks outputs t: their gradients with the rows before them
-// give the taps' gradients, and row t - taps + 1 is complete once output t has been seen. So it runs taps - 1 outputs past its end.
-template <class T, int kTaps>
-__global__ void __launch_bounds__(128) conv_backward_kernel(ConvCuda p) {
-  const int64_t vectors = p.width / kVector;
-  const int64_t vector = static_cast<int64_t>(blockIdx.y) * 128 + threadIdx.x;
-  if (vector >= vectors) return;
-  const ConvTask task = p.tasks[blockIdx.x];
-  constexpr int kPast = kTaps - 1;
-  Eight tap[kTaps], window[kTaps], sums[kTaps] = {}, pending[kTaps] = {}, bias_sum{};
-  load_taps<kTaps>(p, vector, tap);
-#pragma unroll
-  for (int w = 1; w < kTaps; ++w) window[w] = conv_row<T>(p, task, task.begin - kTaps + w, vector);
-  const int64_t stop = task.end + kPast;
-#pragma unroll 2
-  for (int64_t t = task.begin; t < stop; ++t) {
-    Eight g{};
-    if (t < task.last) g = load(static_cast<const T*>(p.grad), t * vectors + vector);
-    if (t < task.end) {  // the taps' gradients count each output once
-#pragma unroll
-      for (int w = 0; w + 1 < kTaps; ++w) window[w] = window[w + 1];
-      window[kTaps - 1] = load(static_cast<const T*>(p.x), t * vectors + vector);
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-#pragma unroll
-        for (int w = 0; w < kTaps; ++w) sums[w].at[e] += g.at[e] * window[w].at[e];
-        bias_sum.at[e] += g.at[e];
-      }
-    }
-    // pending[w]: the gradient so far of row t - w.
-#pragma unroll
-    for (int w = kTaps - 1; w > 0; --w) pending[w] = pending[w - 1];
-    pending[0] = Eight{};
-#pragma unroll
-    for (int w = 0; w < kTaps; ++w) {
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) pending[w].at[e] += g.at[e] * tap[kPast - w].at[e];
-    }
-    if (t - kPast >= task.begin) store(static_cast<T*>(p.grad_x), (t - kPast) * vectors + vector, pending[kPast]);
-  }
-  float* parts = p.weight_parts + blockIdx.x * (kTaps + 1) * p.width;
-#pragma unroll
-  for (int w = 0; w < kTaps; ++w) store(parts + w * p.width, vector, sums[w]);
-  store(parts + kTaps * p.width, vector, bias_sum);
-}
-
+// Vectors of a lane where a warp holds a row; warps of a row where a thread holds a vector.
 template <class F>
 cudaError_t with_vectors(int64_t width, const F& f) {
   switch ((width + 32 * kVector - 1) / (32 * kVector)) {
@@ -295,20 +239,6 @@ cudaError_t with_vectors(int64_t width, const F& f) {
 }
 
 template <class F>
-cudaError_t with_type(RowType type, const F& f) {
-  return type == RowType::kFloat32 ? f(float()) : f(__nv_bfloat16());
-}
-
-template <class F>
-cudaError_t with_taps(int64_t taps, const F& f) {
-  switch (taps) {
-    case 2: return f(std::integral_constant<int, 2>());
-    case 3: return f(std::integral_constant<int, 3>());
-    default: return f(std::integral_constant<int, 4>());
-  }
-}
-
-template <class F>
 cudaError_t with_norm(const NormCuda& p, const F& f) {
   return with_type(p.type, [&](auto type) {
     return with_vectors(p.width, [&](auto vectors) {
@@ -318,82 +248,72 @@ cudaError_t with_norm(const NormCuda& p, const F& f) {
 }
 
 template <class F>
-cudaError_t with_conv(const ConvCuda& p, const F& f) {
-  if (!conv_cuda_takes(p.width, p.taps)) return cudaErrorInvalidValue;
-  return with_type(p.type, [&](auto type) { return with_taps(p.taps, [&](auto taps) { return f(type, taps); }); });
+cudaError_t with_swiglu(const SwigluCuda& p, const F& f) {
+  const int64_t vectors = p.rows * p.width / kVector;
+  if (p.width % kVector != 0 || p.stride % kVector != 0 || vectors > UINT32_MAX - kThreads) return cudaErrorInvalidValue;
+  if (vectors == 0) return cudaSuccess;
+  return with_type(p.type, [&](auto type) {
+    f(type, blocks_of(vectors, kThreads), static_cast<uint32_t>(p.width / kVector), static_cast<uint32_t>(vectors));
+    return cudaGetLastError();
+  });
 }
-
-dim3 conv_grid(const ConvCuda& p) { return {static_cast<unsigned>(p.task_count), static_cast<unsigned>((p.width / kVector + 127) / 128)}; }
-
-unsigned blocks_of(int64_t count, int64_t each) { return static_cast<unsigned>((count + each - 1) / each); }
 
 }  // namespace
 
 bool norm_cuda_takes(int64_t width) { return width > 0 && width % kVector == 0 && width <= 32 * kVector * kMaxVectors; }
 
 cudaError_t norm_cuda(const NormCuda& p, cudaStream_t stream) {
-  if (!norm_cuda_takes(p.width)) return cudaErrorInvalidValue;
+  if (!norm_cuda_takes(p.width) || (p.plus != nullptr && p.gate != nullptr)) return cudaErrorInvalidValue;
   if (p.rows == 0) return cudaSuccess;
   return with_norm(p, [&](auto type, auto vectors, auto gated) {
-    norm_kernel<decltype(type), decltype(vectors)::value, decltype(gated)::value><<<blocks_of(p.rows, kWarps), kThreads, 0, stream>>>(p);
+    using T = decltype(type);
+    constexpr int kVectors = decltype(vectors)::value;
+    constexpr bool kGated = decltype(gated)::value;
+    const auto kernel = p.plus == nullptr ? norm_kernel<T, kVectors, kGated, false> : norm_kernel<T, kVectors, false, true>;
+    kernel<<<blocks_of(p.rows, kWarps), kThreads, 0, stream>>>(p);
     return cudaGetLastError();
   });
+}
+
+bool norm_cuda_sums_gate_bias(int64_t width, int64_t heads) {
+  if (!norm_cuda_takes(width) || heads < 1) return false;
+  int groups = 0;
+  with_vectors(width, [&](auto warps) {
+    groups = kWarps / decltype(warps)::value;
+    return cudaSuccess;
+  });
+  return groups % heads == 0;
 }
 
 cudaError_t norm_backward_cuda(const NormCuda& p, cudaStream_t stream) {
   if (!norm_cuda_takes(p.width)) return cudaErrorInvalidValue;
-  return with_norm(p, [&](auto type, auto vectors, auto gated) {
-    const auto kernel = norm_backward_kernel<decltype(type), decltype(vectors)::value, decltype(gated)::value>;
-    const auto shared = static_cast<int>(kWarps * p.width * sizeof(float));
-    if (shared > 48 * 1024) {
-      const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-      if (status != cudaSuccess) return status;
-    }
-    kernel<<<kNormParts, kThreads, shared, stream>>>(p);
+  if (p.gate_bias_parts != nullptr && !norm_cuda_sums_gate_bias(p.width, p.heads)) return cudaErrorInvalidValue;
+  return with_norm(p, [&](auto type, auto warps, auto gated) {
+    constexpr int kGroupWarps = decltype(warps)::value;
+    const auto shared = static_cast<unsigned>(kWarps / kGroupWarps * p.width * static_cast<int64_t>(sizeof(float)));
+    norm_backward_kernel<decltype(type), kGroupWarps, decltype(gated)::value><<<kNormParts, kThreads, shared, stream>>>(p);
     return cudaGetLastError();
   });
 }
 
-cudaError_t swiglu_cuda(RowType type, int64_t count, const void* gate, const void* up, void* out, cudaStream_t stream) {
-  if (count % kVector != 0) return cudaErrorInvalidValue;
-  if (count == 0) return cudaSuccess;
-  return with_type(type, [&](auto t) {
-    using T = decltype(t);
-    swiglu_kernel<T><<<blocks_of(count / kVector, kThreads), kThreads, 0, stream>>>(count / kVector, static_cast<const T*>(gate),
-                                                                                    static_cast<const T*>(up), static_cast<T*>(out));
-    return cudaGetLastError();
+cudaError_t swiglu_cuda(const SwigluCuda& p, cudaStream_t stream) {
+  return with_swiglu(p, [&](auto type, unsigned blocks, uint32_t row_vectors, uint32_t vectors) {
+    swiglu_kernel<decltype(type)><<<blocks, kThreads, 0, stream>>>(p, row_vectors, vectors);
   });
 }
 
-cudaError_t swiglu_backward_cuda(RowType type, int64_t count, const void* gate, const void* up, const void* grad, void* grad_gate,
-                                 void* grad_up, cudaStream_t stream) {
-  if (count % kVector != 0) return cudaErrorInvalidValue;
-  if (count == 0) return cudaSuccess;
-  return with_type(type, [&](auto t) {
-    using T = decltype(t);
-    swiglu_backward_kernel<T><<<blocks_of(count / kVector, kThreads), kThreads, 0, stream>>>(
-        count / kVector, static_cast<const T*>(gate), static_cast<const T*>(up), static_cast<const T*>(grad), static_cast<T*>(grad_gate),
-        static_cast<T*>(grad_up));
-    return cudaGetLastError();
+cudaError_t swiglu_backward_cuda(const SwigluCuda& p, cudaStream_t stream) {
+  return with_swiglu(p, [&](auto type, unsigned blocks, uint32_t row_vectors, uint32_t vectors) {
+    swiglu_backward_kernel<decltype(type)><<<blocks, kThreads, 0, stream>>>(p, row_vectors, vectors);
   });
 }
 
-bool conv_cuda_takes(int64_t width, int64_t taps) { return width > 0 && width % kVector == 0 && taps >= 2 && taps <= 4; }
-
-cudaError_t conv_cuda(const ConvCuda& p, cudaStream_t stream) {
-  if (p.task_count == 0) return cudaSuccess;
-  return with_conv(p, [&](auto type, auto taps) {
-    conv_kernel<decltype(type), decltype(taps)::value><<<conv_grid(p), 128, 0, stream>>>(p);
-    return cudaGetLastError();
-  });
-}
-
-cudaError_t conv_backward_cuda(const ConvCuda& p, cudaStream_t stream) {
-  if (p.task_count == 0) return cudaSuccess;
-  return with_conv(p, [&](auto type, auto taps) {
-    conv_backward_kernel<decltype(type), decltype(taps)::value><<<conv_grid(p), 128, 0, stream>>>(p);
-    return cudaGetLastError();
-  });
+cudaError_t sum_parts_cuda(const SumParts& p, cudaStream_t stream) {
+  unsigned blocks = 0;
+  for (int i = 0; i < p.sums; ++i) blocks += blocks_of(p.sum[i].columns, 32);
+  if (blocks == 0) return cudaSuccess;
+  sum_parts_kernel<<<blocks, 32 * kSumWarps, 0, stream>>>(p);
+  return cudaGetLastError();
 }
 
 }  // namespace cyfa::rows
