@@ -1,9 +1,11 @@
 #include "cyfa/mixers/cyclic_flow.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "cyfa/ops/cyclic_flow.h"
 #include "cyfa/ops/dense.h"
+#include "cyfa/ops/packed.h"
 #include "cyfa/ops/short_conv.h"
 
 namespace cyfa {
@@ -53,10 +55,15 @@ class CyclicFlowMixer final : public Mixer {
     return c_.conv_bias ? std::optional(w[s.conv_bias]) : std::nullopt;
   }
   std::optional<at::Tensor> norm(const Weights& w, ParameterId id) const { return c_.qk_norm ? std::optional(w[id]) : std::nullopt; }
+  bool packable() const;
+  MixerOutput forward_packed(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens) const;
   double read_entropy(const Weights& w, const at::Tensor& x, const MixerState& state) const;
+  double output_eps() const {  // RMSNorm(m o) with eps is RMSNorm(o) with eps / m^2
+    const auto m = static_cast<double>(c_.slots - 1);
+    return c_.norm_eps / (m * m);
+  }
   at::Tensor gated(const Weights& w, const at::Tensor& o, const at::Tensor& gate) const {
-    const auto m = static_cast<double>(c_.slots - 1);  // RMSNorm(m o) with eps is RMSNorm(o) with eps / m^2
-    return ops::gated_rms_norm(o, w[o_norm_], c_.norm_eps / (m * m), gate.view(o.sizes())).flatten(-2);
+    return ops::gated_rms_norm(o, w[o_norm_], output_eps(), gate.view(o.sizes())).flatten(-2);
   }
 
   CyclicFlowConfig c_;
@@ -102,10 +109,64 @@ CyclicFlowMixer::CyclicFlowMixer(const CyclicFlowConfig& config, const Parameter
   gate_bias_ = scope.other("g_proj.1.bias", {H * V}, Init::zeros());
   o_norm_ = scope.other("o_norm.weight", {V}, Init::ones());
   o_proj_ = scope.matrix("o_proj.weight", {D, H * V}, normal);
+  if (!packable()) return;
+  scope.pack({streams_[0].projection, streams_[1].projection, streams_[2].projection, gate_down_, a_proj_, b_proj_, d_proj_});
+  for (const Stream& s : streams_) {
+    scope.pack({s.conv});
+    if (c_.conv_bias) scope.pack({s.conv_bias});
+  }
+  for (const ParameterId id : {gate_up_, gate_bias_, dt_bias_, A_log_, b_bias_, d_bias_, o_norm_, o_proj_}) scope.pack({id});
+}
+
+// The published form of the mixer, with widths that the kernels take.
+bool CyclicFlowMixer::packable() const {
+  if (!c_.short_conv || c_.conv_silu || !c_.forget_gate || c_.constant_clock) return false;
+  const bool streams =
+      std::all_of(std::begin(streams_), std::end(streams_), [&](const Stream& s) { return ops::packs_conv(s.width, c_.conv_size); });
+  return streams && ops::packs_columns(c_.hidden_size) && ops::packs_columns(c_.V) && ops::packs_norm(c_.V) && c_.heads <= 256;
+}
+
+// Backward finds no final state to begin from, and forward gives none.
+MixerOutput CyclicFlowMixer::forward_packed(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens) const {
+  const int64_t B = x.size(0), T = x.size(1), H = c_.heads;
+  ops::FlowWeights f;
+  f.projection = w.packed[streams_[0].projection];
+  for (size_t i = 0; i < 3; ++i) {
+    f.conv[i] = w.packed[streams_[i].conv];
+    if (c_.conv_bias) f.conv_bias[i] = w.packed[streams_[i].conv_bias];
+  }
+  f.gate_up = w.packed[gate_up_];
+  f.gate_bias = w.packed[gate_bias_].value;
+  f.dt_bias = w.packed[dt_bias_];
+  f.A_log = w.packed[A_log_];
+  f.b_bias = w.packed[b_bias_];
+  f.d_bias = w.packed[d_bias_];
+  f.clock_stop_gradient = c_.clock_stop_gradient;
+  const ops::FlowStreams s = ops::flow_streams(x, f, cu_seqlens);
+  ops::CyclicFlowInputs in;
+  in.q = s.q.view({B, T, H, c_.K});
+  in.k = s.k.view({B, T, H, c_.K});
+  in.v = s.v.view({B, T, H, c_.V});
+  in.log_alpha = s.log_alpha;
+  in.delta = s.delta;
+  in.beta = s.beta;
+  in.readout = readout(w, x.device());
+  in.q_norm_weight = norm(w, q_norm_);
+  in.k_norm_weight = norm(w, k_norm_);
+  in.cu_seqlens = cu_seqlens;
+  ops::CyclicFlowOptions options;
+  options.norm_eps = c_.norm_eps;
+  options.final_state = false;
+  const at::Tensor o = ops::cyclic_flow(in, options).o;
+  const at::Tensor gated = ops::gated_rms_norm(o, w.packed[o_norm_], output_eps(), s.gate.view(o.sizes()), w.packed[gate_bias_].sum);
+  MixerOutput out;
+  out.y = ops::linear(gated.flatten(-2), w.packed[o_proj_]);
+  return out;
 }
 
 MixerOutput CyclicFlowMixer::forward(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens,
                                      const MixerState* initial) const {
+  if (w.packs(o_proj_)) return forward_packed(w, x, cu_seqlens);
   const int64_t B = x.size(0), T = x.size(1), H = c_.heads;
   MixerOutput out;
   out.final_state.resize(state_.size());

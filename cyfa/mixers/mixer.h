@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cyfa/mixers/parameters.h"
+#include "cyfa/ops/packed.h"
 
 namespace cyfa {
 
@@ -35,7 +36,10 @@ using MixerState = std::vector<at::Tensor>;
 struct Weights {
   std::vector<at::Tensor> tensors;               // by ParameterId
   std::vector<std::vector<at::Tensor>> derived;  // by layer: Mixer::derive; empty where no step will be taken
+  // A training step on a GPU (PackedWeights): the table's packs, by their first member; those parameters are not among the tensors then.
+  std::vector<ops::Summed> packed;
 
+  bool packs(ParameterId id) const { return id < packed.size() && packed[id].defined(); }
   const at::Tensor& operator[](ParameterId id) const { return tensors[id]; }
 };
 

@@ -58,8 +58,14 @@ class ParameterTable {
   const std::vector<ParameterSpec>& specs() const { return specs_; }
   int64_t numel() const;
 
+  // Matrices that are multiplied with the same input, or a parameter alone: a training step on a GPU finds them in Weights::packed and adds
+  // their gradients there (cyfa/ops/packed.h). Only for parameters that are computed with in this way alone.
+  void pack(std::vector<ParameterId> members) { packs_.push_back(std::move(members)); }
+  const std::vector<std::vector<ParameterId>>& packs() const { return packs_; }
+
  private:
   std::vector<ParameterSpec> specs_;
+  std::vector<std::vector<ParameterId>> packs_;
 };
 
 // Adds parameters under a common prefix: "model.layers.3.attn.".
@@ -69,6 +75,7 @@ class ParameterScope {
 
   ParameterId matrix(const std::string& name, std::vector<int64_t> shape, Init init) const;  // weight decay
   ParameterId other(const std::string& name, std::vector<int64_t> shape, Init init, bool weight_decay = false) const;
+  void pack(std::vector<ParameterId> members) const { table_.pack(std::move(members)); }
   ParameterScope sub(const std::string& name) const { return {table_, prefix_ + name + "."}; }
 
  private:

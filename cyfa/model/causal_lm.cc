@@ -6,6 +6,7 @@
 #include "cyfa/ops/check.h"
 #include "cyfa/ops/cross_entropy.h"
 #include "cyfa/ops/dense.h"
+#include "cyfa/ops/packed.h"
 
 namespace cyfa {
 namespace {
@@ -35,11 +36,21 @@ CausalLM::CausalLM(ModelConfig config) : config_(std::move(config)) {
       layer.gate = mlp.matrix("gate_proj.weight", {F, D}, normal);
       layer.up = mlp.matrix("up_proj.weight", {F, D}, normal);
       layer.down = mlp.matrix("down_proj.weight", {D, F}, normal);
+      if (ops::packs_norm(D)) scope.pack({layer.mlp_norm});
+      if (ops::packs_columns(D) && ops::packs_columns(F)) {
+        scope.pack({layer.gate, layer.up});
+        scope.pack({layer.down});
+      }
     }
+    if (ops::packs_norm(D)) scope.pack({layer.mixer_norm});
     layers_.push_back(std::move(layer));
   }
   norm_ = root.other(names.norm + ".weight", {D}, Init::ones());
-  if (!config_.tied_head) head_ = top.matrix(names.head + ".weight", {config_.vocab_size, D}, normal);
+  if (ops::packs_norm(D)) root.pack({norm_});
+  if (!config_.tied_head) {
+    head_ = top.matrix(names.head + ".weight", {config_.vocab_size, D}, normal);
+    if (ops::packs_columns(config_.vocab_size)) top.pack({head_});
+  }
   parameters_.resize(table_.specs().size());
 }
 
@@ -118,7 +129,7 @@ void CausalLM::check_state(const ModelState& state) const {
   }
 }
 
-at::Tensor CausalLM::embed(const Weights& w, const at::Tensor& ids) const {
+void CausalLM::check_ids(const at::Tensor& ids) const {
   if (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt)
     ops::check::fail(kOp, std::string("ids have type ") + c10::toString(ids.scalar_type()) + ", wanted Long or Int");
   if (ids.is_cpu() && ids.numel() > 0) {  // on a GPU the lookup itself stops at such an id
@@ -128,6 +139,10 @@ at::Tensor CausalLM::embed(const Weights& w, const at::Tensor& ids) const {
                                 ", wanted 0 .. vocab_size - 1 = " + std::to_string(config_.vocab_size - 1));
     }
   }
+}
+
+at::Tensor CausalLM::embed(const Weights& w, const at::Tensor& ids) const {
+  check_ids(ids);
   const at::Tensor& table = w[embeddings_];
   // As in most models' origin, the embedding of the padding token is never trained, wherever the token stands.
   const int64_t untrained = config_.kind->layout.trains_padding ? -1 : config_.pad.value_or(-1);
@@ -136,37 +151,62 @@ at::Tensor CausalLM::embed(const Weights& w, const at::Tensor& ids) const {
 
 LmOutput CausalLM::forward(const Weights& w, const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens, const ModelState* initial,
                            bool recompute) const {
-  ops::check::shape(kOp, "ids", ids, {{"B", -1}, {"T", -1}});
-  if (initial != nullptr) check_state(*initial);
   LmOutput out;
-  at::Tensor x = embed(w, ids);
+  out.hidden = layers(w, ids, cu_seqlens, initial, recompute, &out.final_state).sum();
+  return out;
+}
+
+CausalLM::Stream CausalLM::layers(const Weights& w, const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens,
+                                  const ModelState* initial, bool recompute, ModelState* final_state) const {
+  ops::check::shape(kOp, "ids", ids, {{"B", -1}, {"T", -1}});
+  if (initial != nullptr) {
+    if (!w.packed.empty()) ops::check::fail(kOp, "packed weights are for training from an empty memory, but a state was given");
+    check_state(*initial);
+  }
+  Stream stream = {embed(w, ids), {}};
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
     const MixerState* before = initial == nullptr ? nullptr : &initial->layers[i];
     MixerState after;
     if (recompute && at::GradMode::is_enabled()) {
-      x = recomputed(x, [this, &w, &layer, cu_seqlens, before, keep = &after, once = true](const at::Tensor& from) mutable {
+      const auto body = [this, &w, &layer, cu_seqlens, before, keep = &after, once = true](const at::Tensor& from) mutable {
         MixerState again;
-        return block(w, layer, from, cu_seqlens, before, std::exchange(once, false) ? keep : &again);
-      });
+        return block(w, layer, {from, {}}, cu_seqlens, before, std::exchange(once, false) ? keep : &again).sum();
+      };
+      stream = {recomputed(stream.sum(), body), {}};
     } else {
-      x = block(w, layer, x, cu_seqlens, before, &after);
+      stream = block(w, layer, stream, cu_seqlens, before, &after);
     }
-    out.final_state.layers.push_back(std::move(after));
+    final_state->layers.push_back(std::move(after));
   }
-  out.hidden = x;
-  return out;
+  return stream;
 }
 
-at::Tensor CausalLM::block(const Weights& w, const Layer& layer, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens,
-                           const MixerState* initial, MixerState* final_state) const {
+at::Tensor CausalLM::norm(const Weights& w, ParameterId weight, Stream* stream) const {
   const double eps = config_.backbone.norm_eps;
-  MixerOutput mixed = layer.mixer->forward(w, ops::rms_norm(x, w[layer.mixer_norm], eps), cu_seqlens, initial);
+  if (w.packs(weight)) {
+    const ops::AddedNorm out = ops::add_rms_norm(stream->x, stream->plus, w.packed[weight], eps);
+    *stream = {out.sum, {}};
+    return out.normed;
+  }
+  *stream = {stream->sum(), {}};
+  return ops::rms_norm(stream->x, w[weight], eps);
+}
+
+CausalLM::Stream CausalLM::block(const Weights& w, const Layer& layer, const Stream& from, const std::optional<at::Tensor>& cu_seqlens,
+                                 const MixerState* initial, MixerState* final_state) const {
+  Stream stream = from;
+  MixerOutput mixed = layer.mixer->forward(w, norm(w, layer.mixer_norm, &stream), cu_seqlens, initial);
   *final_state = std::move(mixed.final_state);
-  const at::Tensor y = x + mixed.y;
-  if (config_.intermediate_size == 0) return y;
-  const at::Tensor normed = ops::rms_norm(y, w[layer.mlp_norm], eps);
-  return y + ops::linear(ops::swiglu(ops::linear(normed, w[layer.gate]), ops::linear(normed, w[layer.up])), w[layer.down]);
+  stream.plus = mixed.y;
+  if (config_.intermediate_size == 0) return stream;
+  const at::Tensor normed = norm(w, layer.mlp_norm, &stream);
+  if (w.packs(layer.gate)) {
+    stream.plus = ops::linear(ops::swiglu_halves(ops::linear(normed, w.packed[layer.gate])), w.packed[layer.down]);
+  } else {
+    stream.plus = ops::linear(ops::swiglu(ops::linear(normed, w[layer.gate]), ops::linear(normed, w[layer.up])), w[layer.down]);
+  }
+  return stream;
 }
 
 at::Tensor CausalLM::head(const Weights& w, const at::Tensor& hidden) const {
@@ -198,10 +238,12 @@ at::Tensor CausalLM::loss(const Weights& w, const at::Tensor& inputs, const at::
                           const std::optional<at::Tensor>& cu_seqlens, bool recompute) const {
   if (inputs.sizes() != targets.sizes()) ops::check::fail(kOp, "targets have another shape than the inputs");
   const at::Tensor ids = cu_seqlens ? inputs.reshape({1, -1}) : inputs;
-  const at::Tensor hidden = forward(w, ids, cu_seqlens, nullptr, recompute).hidden;
-  const at::Tensor normed = ops::rms_norm(hidden, w[norm_], config_.backbone.norm_eps).flatten(0, 1);
-  const at::Tensor& head = w[head_weight()];
-  return ops::linear_cross_entropy(normed, head.to(normed.scalar_type()), targets.reshape({-1}).to(at::kLong).to(normed.device()));
+  ModelState unused;
+  Stream stream = layers(w, ids, cu_seqlens, nullptr, recompute, &unused);
+  const at::Tensor normed = norm(w, norm_, &stream).flatten(0, 1);
+  const at::Tensor wanted = targets.reshape({-1}).to(at::kLong).to(normed.device());
+  if (w.packs(head_weight())) return ops::linear_cross_entropy(normed, w.packed[head_weight()], wanted);
+  return ops::linear_cross_entropy(normed, w[head_weight()].to(normed.scalar_type()), wanted);
 }
 
 at::Tensor CausalLM::next_token_loss(const Weights& w, const at::Tensor& ids) const {
@@ -222,7 +264,7 @@ std::vector<std::pair<std::string, double>> CausalLM::health(const Weights& w, c
       mean[i].second += figures[i].second / static_cast<double>(layers_.size());
     }
     MixerState after;
-    x = block(w, layer, x, std::nullopt, nullptr, &after);
+    x = block(w, layer, {x, {}}, std::nullopt, nullptr, &after).sum();
   }
   return mean;
 }

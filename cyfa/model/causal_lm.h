@@ -47,6 +47,8 @@ class CausalLM {
   void set_state_type(ModelState& state, at::ScalarType dtype) const;
   void check_state(const ModelState& state) const;  // throws ops::ArgumentError where it is not one of this model's
 
+  void check_ids(const at::Tensor& ids) const;  // throws ops::ArgumentError for ids on the CPU that are not in the vocabulary
+
   // ids [B, T], or packed sequences [1, T] with cu_seqlens. `initial` is never changed. recompute: keep each layer's input alone for
   // backward and compute the layer again there; final states then take no gradient.
   LmOutput forward(const Weights& w, const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens = std::nullopt,
@@ -81,9 +83,20 @@ class CausalLM {
     std::unique_ptr<Mixer> mixer;
   };
 
+  // The residual stream x + plus, not yet added up, so that the next norm may do it; an undefined `plus`: x.
+  struct Stream {
+    at::Tensor x, plus;
+
+    at::Tensor sum() const { return plus.defined() ? x + plus : x; }
+  };
+
   at::Tensor embed(const Weights& w, const at::Tensor& ids) const;
-  at::Tensor block(const Weights& w, const Layer& layer, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens,
-                   const MixerState* initial, MixerState* final_state) const;
+  Stream layers(const Weights& w, const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens, const ModelState* initial,
+                bool recompute, ModelState* final_state) const;
+  Stream block(const Weights& w, const Layer& layer, const Stream& from, const std::optional<at::Tensor>& cu_seqlens,
+               const MixerState* initial, MixerState* final_state) const;
+  // The norm of the stream; its sum is left in stream->x.
+  at::Tensor norm(const Weights& w, ParameterId weight, Stream* stream) const;
   ParameterId head_weight() const { return config_.tied_head ? embeddings_ : head_; }
 
   ModelConfig config_;

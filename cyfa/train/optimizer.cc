@@ -23,23 +23,25 @@ Optimizer::Optimizer(CausalLM& model, const Recipe& r)
   }
 }
 
-double Optimizer::gradient_norm() const {
+at::Tensor Optimizer::gradient_norm() const {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> grads;
   for (const at::Tensor& p : model_.parameters()) {
     if (p.grad().defined()) grads.push_back(p.grad());
   }
-  if (grads.empty()) return 0;
-  return at::stack(at::_foreach_norm(grads, 2)).to(at::kDouble).norm().item<double>();
+  if (grads.empty()) return at::zeros({}, at::TensorOptions(model_.device()).dtype(at::kDouble));
+  return at::stack(at::_foreach_norm(grads, 2)).to(at::kDouble).norm();
 }
 
-void Optimizer::step(double rate, double factor) {
+void Optimizer::step(double rate, double clip, const at::Tensor& norm, const at::Tensor& loss) {
   const at::NoGradGuard no_grad;
   ++steps_;
   const at::TensorOptions options = model_.parameters().at(0).options().dtype(at::kFloat).requires_grad(false);
-  const at::Tensor scale = at::full({}, 1 / factor, options);
+  const at::Tensor factor = clip > 0 ? at::div(at::full_like(norm, clip), norm + 1e-6).clamp_max_(1.0) : at::ones_like(norm);
+  const at::Tensor scale = at::reciprocal(factor).to(at::kFloat), count = at::full({}, static_cast<double>(steps_), options);
+  const at::Tensor refused = at::logical_not(at::isfinite(norm + loss)).to(at::kFloat);
   for (const bool decays : {true, false}) {
-    std::vector<at::Tensor> parameters, grads, first, second, counts;
+    std::vector<at::Tensor> parameters, grads, first, second;
     for (size_t id = 0; id < first_.size(); ++id) {
       at::Tensor& p = model_.parameters()[id];
       if (model_.table().specs()[id].weight_decay != decays || !p.grad().defined()) continue;
@@ -47,10 +49,10 @@ void Optimizer::step(double rate, double factor) {
       grads.push_back(p.grad());
       first.push_back(first_[id]);
       second.push_back(second_[id]);
-      counts.push_back(at::full({}, static_cast<double>(steps_), options));
     }
     if (parameters.empty()) continue;
-    at::_fused_adamw_(parameters, grads, first, second, {}, counts, rate, beta1_, beta2_, decays ? weight_decay_ : 0.0, eps_, false, false, scale);
+    const std::vector<at::Tensor> counts(parameters.size(), count);
+    at::_fused_adamw_(parameters, grads, first, second, {}, counts, rate, beta1_, beta2_, decays ? weight_decay_ : 0.0, eps_, false, false, scale, refused);
   }
   for (at::Tensor& p : model_.parameters()) p.mutable_grad().reset();
 }

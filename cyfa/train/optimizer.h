@@ -15,10 +15,11 @@ class Optimizer {
   // The parameters stay the model's; weight decay goes by its table.
   Optimizer(CausalLM& model, const Recipe& recipe);
 
-  // Norm of all gradients together.
-  double gradient_norm() const;
-  // One step with the gradients scaled by `factor`; then they are gone. Parameters without a gradient do not move.
-  void step(double rate, double factor);
+  // Norm of all gradients together: one double, on the parameters' device.
+  at::Tensor gradient_norm() const;
+  // One step; then the gradients are gone. They are scaled so that their norm, `norm`, is at most `clip` (0: whatever it is). Parameters
+  // without a gradient do not move, and none does where norm or loss (both as of gradient_norm) is not finite. The host waits for nothing.
+  void step(double rate, double clip, const at::Tensor& norm, const at::Tensor& loss);
 
   // Moments and the count of steps, to be saved and set again.
   NamedTensors state() const;

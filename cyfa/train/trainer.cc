@@ -1,5 +1,8 @@
 #include "cyfa/train/trainer.h"
 
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <chrono>
 #include <cmath>
 
@@ -10,6 +13,24 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// A copy on its way from a device to the host, behind what has been queued so far and nothing later.
+class HostCopy {
+ public:
+  explicit HostCopy(const at::Tensor& from) : to_(from.to(at::kCPU, from.scalar_type(), /*non_blocking=*/true)) {
+    if (!from.is_cuda()) return;
+    done_.emplace(from.device().type());
+    done_->record(c10::impl::VirtualGuardImpl(from.device().type()).getStream(from.device()));
+  }
+  const at::Tensor& wait() const {
+    if (done_) done_->synchronize();
+    return to_;
+  }
+
+ private:
+  at::Tensor to_;
+  std::optional<c10::Event> done_;
+};
 
 }  // namespace
 
@@ -30,25 +51,48 @@ void Trainer::fail(const std::string& what) const {
   throw TrainingError("step " + std::to_string(step_ + 1) + ": " + what + "; " + last + ". A smaller rate or a longer warm-up may help");
 }
 
+Weights Trainer::step_weights() {
+  if (compute() != at::kBFloat16 || !ops::packs_on(model_.device())) return model_.weights(compute());
+  if (!packed_) packed_.emplace(model_);
+  return packed_->begin_step();
+}
+
+// On the model's device. The host does not wait for a GPU here, so that it stays ahead of it.
+TrainBatch Trainer::part_of_step(int64_t part) const {
+  TrainBatch batch = train_(step_ * recipe_.accumulate + part);
+  if (!model_.device().is_cuda()) return batch;
+  for (at::Tensor* ids : {&batch.inputs, &batch.targets}) {
+    if (!ids->is_cpu()) continue;
+    if (ids == &batch.inputs) model_.check_ids(*ids);
+    *ids = ids->contiguous().pin_memory().to(model_.device(), ids->scalar_type(), true);
+  }
+  return batch;
+}
+
 double Trainer::one_step(double* norm) {
-  double sum = 0;
+  at::Tensor losses;  // asked for once, behind the last part
+  const Weights w = step_weights();
   for (int64_t part = 0; part < recipe_.accumulate; ++part) {
-    const TrainBatch batch = train_(step_ * recipe_.accumulate + part);
-    const Weights w = model_.weights(compute());
     try {
+      const TrainBatch batch = part_of_step(part);
       const at::Tensor loss = model_.loss(w, batch.inputs, batch.targets, batch.cu_seqlens, recipe_.recompute) / static_cast<double>(recipe_.accumulate);
       loss.backward();
-      sum += loss.item<double>();
+      const at::Tensor number = loss.detach().to(at::kDouble);
+      losses = losses.defined() ? losses + number : number;
     } catch (const ops::ArgumentError& e) {  // a gate that is no number: the parameters have run away
       fail(e.what());
     }
   }
-  *norm = optimizer_.gradient_norm();
+  // The step is queued before the host asks what it was, so that a GPU has work meanwhile.
+  const at::Tensor norms = optimizer_.gradient_norm();
+  HostCopy figures(at::stack({losses, norms}));
+  optimizer_.step(learning_rate(recipe_, step_), recipe_.clip, norms, losses);
+  const at::Tensor numbers = figures.wait();
+  const auto sum = numbers[0].item<double>();
+  *norm = numbers[1].item<double>();
   if (!std::isfinite(sum) || !std::isfinite(*norm)) {
     fail("the loss is " + std::to_string(sum) + " and the gradient's norm " + std::to_string(*norm));
   }
-  const double factor = recipe_.clip > 0 ? std::min(1.0, recipe_.clip / (*norm + 1e-6)) : 1.0;
-  optimizer_.step(learning_rate(recipe_, step_), factor);
   return sum;
 }
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "cyfa/model/packed_weights.h"
 #include "cyfa/train/run_folder.h"
 
 namespace cyfa {
@@ -43,6 +44,8 @@ class Trainer {
 
  private:
   double one_step(double* norm);
+  Weights step_weights();
+  TrainBatch part_of_step(int64_t part) const;
   [[noreturn]] void fail(const std::string& what) const;  // TrainingError with the step and the last good checkpoint
   void save(std::optional<double> eval_loss);
   std::optional<at::ScalarType> compute() const { return recipe_.dtype == "bf16" ? std::optional(at::kBFloat16) : std::nullopt; }
@@ -52,6 +55,7 @@ class Trainer {
   BatchSource train_, validation_;
   RunFolder* folder_;
   Optimizer optimizer_;
+  std::optional<PackedWeights> packed_;
   int64_t step_ = 0;
 };
 

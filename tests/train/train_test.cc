@@ -258,10 +258,24 @@ TEST(Optimizer, DecaysWhatTheTableSays) {
   std::vector<at::Tensor> before;
   for (const at::Tensor& p : model.parameters()) before.push_back(p.detach().clone());
   Optimizer optimizer(model, r);
-  optimizer.step(0.1, 1);
+  optimizer.step(0.1, 1, optimizer.gradient_norm(), at::zeros({}, at::kDouble));
   for (size_t id = 0; id < before.size(); ++id) {
     const at::Tensor wanted = model.table().specs()[id].weight_decay ? before[id] * 0.95 : before[id];
     EXPECT_TRUE(at::allclose(model.parameters()[id].detach(), wanted, 1e-6, 1e-8)) << model.table().specs()[id].name;
+  }
+}
+
+TEST(Optimizer, TakesNoStepThatIsNotFinite) {
+  CausalLM model = small_model(small_config(1));
+  Optimizer optimizer(model, small_recipe(1));
+  for (const double loss : {1.0, static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+    std::vector<at::Tensor> before;
+    for (at::Tensor& p : model.parameters()) {
+      before.push_back(p.detach().clone());
+      p.mutable_grad() = at::ones_like(p);
+    }
+    optimizer.step(0.1, 1, optimizer.gradient_norm(), at::full({}, loss, at::kDouble));
+    for (size_t id = 0; id < before.size(); ++id) EXPECT_EQ(at::equal(model.parameters()[id], before[id]), !std::isfinite(loss)) << id;
   }
 }
 

@@ -1,0 +1,223 @@
+// Training on a GPU in bf16: packed weights against the same model from separate ones, judged by fp32; equal runs give equal bits.
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/cuda.h>
+
+#include "cyfa/model/packed_weights.h"
+#include "cyfa/ops/cross_entropy.h"
+#include "cyfa/ops/dense.h"
+#include "cyfa/ops/short_conv.h"
+#include "cyfa/train/trainer.h"
+#include "tests/model/small_model.h"
+
+namespace cyfa::test {
+namespace {
+
+class GpuTraining : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device, or a torch without CUDA";
+  }
+};
+
+Json packable_config(const Json& keys) {
+  Json config = {{"model_type", "cyclic_flow_attention"},
+                 {"hidden_size", 256},
+                 {"num_hidden_layers", 2},
+                 {"num_heads", 4},
+                 {"head_dim", 64},
+                 {"num_slots", 64},
+                 {"vocab_size", 1000},
+                 {"intermediate_size", 344},
+                 {"bos_token_id", 1},
+                 {"eos_token_id", 2}};
+  config.update(keys);
+  return config;
+}
+
+CausalLM model_on_gpu(const Json& config) {
+  CausalLM m = small_model(config);
+  for (at::Tensor& p : m.parameters()) p = p.mul(p.dim() >= 2 ? 0.3 : 1.0).to(at::kCUDA).requires_grad_();
+  return m;
+}
+
+double distance(const at::Tensor& got, const at::Tensor& wanted) {
+  return ((got - wanted).to(at::kDouble).norm() / wanted.to(at::kDouble).norm().clamp_min(1e-30)).item<double>();
+}
+
+struct Step {
+  double loss = 0;
+  std::vector<at::Tensor> grads;
+};
+
+// Loss and gradients of two parts of a step.
+Step run(CausalLM& m, PackedWeights* packed, std::optional<at::ScalarType> compute, bool packed_sequences, bool recompute = false) {
+  const Weights w = packed != nullptr ? packed->begin_step() : m.weights(compute);
+  Step out;
+  for (uint64_t part = 0; part < 2; ++part) {
+    const at::Tensor ids = random_ids(m, {3, 301}, part).to(at::kCUDA);
+    const at::Tensor inputs = ids.narrow(1, 0, 300), targets = ids.narrow(1, 1, 300).clone();
+    targets.narrow(1, 40, 60).fill_(ops::kIgnore);
+    std::optional<at::Tensor> borders;
+    if (packed_sequences) borders = at::tensor({0, 5, 5, 6, 270, 900}, at::kLong);
+    const at::Tensor loss = m.loss(w, inputs, targets, borders, recompute) / 2;
+    loss.backward();
+    out.loss += loss.item<double>();
+  }
+  for (at::Tensor& p : m.parameters()) {
+    out.grads.push_back(p.grad().defined() ? p.grad().clone() : at::Tensor());
+    p.mutable_grad().reset();
+  }
+  return out;
+}
+
+TEST_F(GpuTraining, PackedWeightsGiveTheSameGradients) {
+  const std::vector<ModelCase> cases = {
+      {"Plain", packable_config(Json::object())},
+      {"ConvBiasAndClock", packable_config({{"conv_bias", true}, {"conv_size", 3}, {"clock_stop_gradient", false}})},
+      {"ThreeHeadsWide", packable_config({{"num_heads", 3}, {"expand_v", 2.0}, {"vocab_size", 1008}})},
+      {"TiedHead", packable_config({{"tie_word_embeddings", true}})},
+      {"NoShortConv", packable_config({{"use_short_conv", false}})},
+      {"OddVocabulary", packable_config({{"vocab_size", 997}})},
+      {"Transformer",
+       {{"model_type", "llama"},
+        {"hidden_size", 256},
+        {"num_hidden_layers", 2},
+        {"num_attention_heads", 4},
+        {"vocab_size", 1000},
+        {"intermediate_size", 344},
+        {"bos_token_id", 1},
+        {"eos_token_id", 2}}}};
+  for (const ModelCase& c : cases) {
+    for (const bool sequences : {false, true}) {
+      SCOPED_TRACE(c.name + (sequences ? ", packed sequences" : ""));
+      CausalLM m = model_on_gpu(c.config);
+      PackedWeights packed(m);
+      const Step exact = run(m, nullptr, std::nullopt, sequences), plain = run(m, nullptr, at::kBFloat16, sequences);
+      const Step got = run(m, &packed, at::kBFloat16, sequences), again = run(m, &packed, at::kBFloat16, sequences);
+      const Step recomputed = run(m, &packed, at::kBFloat16, sequences, true);
+      EXPECT_NEAR(got.loss, exact.loss, 2 * std::abs(plain.loss - exact.loss) + 2e-3 * exact.loss);
+      EXPECT_EQ(got.loss, again.loss);
+      for (size_t id = 0; id < got.grads.size(); ++id) {
+        const std::string& name = m.table().specs()[id].name;
+        ASSERT_EQ(got.grads[id].defined(), plain.grads[id].defined()) << name;
+        if (!got.grads[id].defined()) continue;
+        // Two ways to round: what few tokens decide differs between them by as much as each errs.
+        const double few = std::sqrt(std::max(1.0, 16.0 / static_cast<double>(got.grads[id].numel())));
+        const double limit = 3 * few * distance(plain.grads[id], exact.grads[id]) + 1e-2;
+        EXPECT_LT(distance(got.grads[id], exact.grads[id]), limit) << name;
+        EXPECT_TRUE(at::equal(got.grads[id], again.grads[id])) << name << ": equal calls, other bits";
+        EXPECT_LT(distance(recomputed.grads[id], exact.grads[id]), limit) << name << ", recomputed";
+      }
+    }
+  }
+}
+
+// The parts in front of the operator alone, where every error is rounding's.
+TEST_F(GpuTraining, StreamsAreThoseOfSeparateProjections) {
+  const int64_t D = 72, H = 4, V = 24, W = 3, widths[3] = {64, 64, 96};
+  const int64_t rows = 64 + 64 + 96 + V + 3 * H, filled = (rows + 7) / 8 * 8;
+  const at::Tensor borders = at::tensor({0, 7, 7, 9, 300, 700}, at::kLong);
+  at::manual_seed(4);
+  const auto half = [](const at::Tensor& x) { return x.to(at::kBFloat16); };
+  const auto summed = [](const at::Tensor& x) { return ops::Summed{x.to(at::kCUDA), at::ones(x.sizes(), at::kFloat).to(at::kCUDA)}; };
+  for (const bool stop : {false, true}) {
+    for (const bool bias : {false, true}) {
+      ops::FlowWeights w;
+      const at::Tensor projection = at::randn({filled, D});
+      projection.narrow(0, rows, filled - rows).zero_();
+      w.projection = summed(half(projection));
+      for (size_t i = 0; i < 3; ++i) {
+        w.conv[i] = summed(at::randn({widths[i], 1, W}));
+        if (bias) w.conv_bias[i] = summed(at::randn({widths[i]}));
+      }
+      w.gate_up = summed(half(at::randn({H * V, V})));
+      w.gate_bias = half(at::randn({H * V})).to(at::kFloat).to(at::kCUDA);
+      for (ops::Summed* s : {&w.dt_bias, &w.A_log, &w.b_bias, &w.d_bias}) *s = summed(at::randn({H}));
+      w.clock_stop_gradient = stop;
+      const at::Tensor x = half(at::randn({1, 700, D})).to(at::kCUDA).requires_grad_();
+      const ops::FlowStreams got = ops::flow_streams(x, w, borders);
+
+      // The same in double from separate tensors.
+      std::vector<at::Tensor> leaves;
+      const auto leaf = [&](const at::Tensor& t) {
+        leaves.push_back(t.detach().cpu().to(at::kDouble).requires_grad_());
+        return leaves.back();
+      };
+      const at::Tensor exact = leaf(x), matrix = leaf(w.projection.value);
+      const at::Tensor y = at::matmul(exact, matrix.t()), clock = at::matmul(stop ? exact.detach() : exact, matrix.t());
+      std::vector<at::Tensor> wanted;
+      std::vector<at::Tensor> sums = {w.projection.sum};
+      int64_t at = 0;
+      for (size_t i = 0; i < 3; ++i) {
+        const at::Tensor conv = leaf(w.conv[i].value);
+        sums.push_back(w.conv[i].sum);
+        std::optional<at::Tensor> shift;
+        if (bias) {
+          shift = leaf(w.conv_bias[i].value);
+          sums.push_back(w.conv_bias[i].sum);
+        }
+        wanted.push_back(ops::short_conv(y.narrow(2, at, widths[i]), conv, shift, std::nullopt, borders).y);
+        at += widths[i];
+      }
+      const at::Tensor low = y.narrow(2, at, V), up = leaf(w.gate_up.value);
+      sums.push_back(w.gate_up.sum);
+      at += V;
+      const at::Tensor dt_bias = leaf(w.dt_bias.value), A_log = leaf(w.A_log.value), b_bias = leaf(w.b_bias.value),
+                       d_bias = leaf(w.d_bias.value);
+      for (const ops::Summed* s : {&w.dt_bias, &w.A_log, &w.b_bias, &w.d_bias}) sums.push_back(s->sum);
+      wanted.push_back(ops::decay_gate(y.narrow(2, at, H), dt_bias, A_log));
+      wanted.push_back(at::sigmoid(y.narrow(2, at + H, H) + b_bias));
+      wanted.push_back(at::sigmoid(clock.narrow(2, at + 2 * H, H) + d_bias));
+      wanted.push_back(at::matmul(low, up.t()) + w.gate_bias.cpu().to(at::kDouble));
+
+      const std::vector<at::Tensor> results = {got.q, got.k, got.v, got.log_alpha, got.beta, got.delta, got.gate};
+      std::vector<at::Tensor> grads, wide_grads;
+      for (size_t i = 0; i < results.size(); ++i) {
+        EXPECT_LT(distance(results[i].detach().cpu(), wanted[i].detach()), 6e-3) << "result " << i;
+        grads.push_back(at::randn(results[i].sizes()).to(at::kCUDA).to(results[i].scalar_type()));
+        wide_grads.push_back(grads.back().cpu().to(at::kDouble));
+      }
+      torch::autograd::backward(results, grads);
+      torch::autograd::backward(wanted, wide_grads);
+      EXPECT_LT(distance(x.grad().cpu(), exact.grad()), 6e-3);
+      for (size_t i = 0; i < sums.size(); ++i) {  // added to the ones that were there
+        EXPECT_LT(distance((sums[i] - 1).cpu(), leaves[i + 1].grad().view(sums[i].sizes())), 6e-3) << "gradient " << i;
+      }
+    }
+  }
+}
+
+TEST_F(GpuTraining, EqualRunsGiveEqualBits) {
+  const auto trained = [] {
+    CausalLM m = model_on_gpu(packable_config(Json::object()));
+    for (at::Tensor& p : m.parameters()) p = p.detach();
+    Recipe r;
+    r.model = "small";
+    r.steps = 4;
+    r.batch = 4;
+    r.context = 100;
+    r.accumulate = 2;
+    r.warmup = 1;
+    r.rate = 1e-3;
+    r.device = "cuda";
+    r.dtype = "bf16";
+    const BatchSource batches = [&m](int64_t) {  // always the same, so that the loss must fall
+      const at::Tensor ids = random_ids(m, {2, 101}, 9);
+      return TrainBatch{ids.narrow(1, 0, 100), ids.narrow(1, 1, 100), std::nullopt};
+    };
+    Trainer trainer(m, r, batches, {}, nullptr);
+    std::vector<double> losses;
+    trainer.on_step = [&](const Json& row) { losses.push_back(row.at("loss").get<double>()); };
+    trainer.run();
+    EXPECT_LT(losses.back(), losses.front());
+    return std::make_pair(losses, m.parameters());
+  };
+  const auto [losses, parameters] = trained();
+  const auto [losses_again, parameters_again] = trained();
+  EXPECT_EQ(losses, losses_again);
+  for (size_t id = 0; id < parameters.size(); ++id) EXPECT_TRUE(at::equal(parameters[id], parameters_again[id])) << id;
+}
+
+}  // namespace
+}  // namespace cyfa::test
