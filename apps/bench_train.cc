@@ -43,6 +43,7 @@ class KernelTable {
     };
     std::map<std::string, Kernel> kernels;
     double total = 0;
+    std::vector<std::pair<int64_t, int64_t>> spans;  // in ns
     const auto result = torch::autograd::profiler::disableProfiler();
     for (const auto& event : result->events()) {
       if (event.deviceType() != at::kCUDA) continue;
@@ -51,10 +52,20 @@ class KernelTable {
       kernel.ms += ms;
       kernel.count += 1;
       total += ms;
+      spans.emplace_back(static_cast<int64_t>(event.startNs()), static_cast<int64_t>(event.endNs()));
     }
     std::vector<std::pair<std::string, Kernel>> sorted(kernels.begin(), kernels.end());
     std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second.ms > b.second.ms; });
-    std::cout << text("%9s %6s %6s  kernel (one step, %.1f ms of GPU time)\n", "ms", "share", "calls", total);
+    // Kernels follow one another at a microsecond; where it takes longer, the GPU waits for the host.
+    std::sort(spans.begin(), spans.end());
+    double between = 0, waits = 0;
+    int64_t end = spans.empty() ? 0 : spans.front().second;
+    for (const auto& [from, to] : spans) {
+      if (from > end) (from - end < 5000 ? between : waits) += static_cast<double>(from - end) * 1e-6;
+      end = std::max(end, to);
+    }
+    std::cout << text("%9s %6s %6s  kernel (one step, %.1f ms of GPU time; %.1f ms from one to the next, %.1f ms waiting for the host)\n",
+                      "ms", "share", "calls", total, between, waits);
     for (const auto& [name, kernel] : sorted) {
       std::cout << text("%9.2f %5.1f%% %6lld  %s\n", kernel.ms, 100 * kernel.ms / total, static_cast<long long>(kernel.count),
                         name.substr(0, 120).c_str());
