@@ -8,6 +8,7 @@
 #include "apps/op_case.h"
 #include "apps/output.h"
 #include "apps/timing.h"
+#include "cyfa/decode/step_graph.h"
 #include "cyfa/model/checkpoint.h"
 
 namespace cyfa::app {
@@ -59,7 +60,11 @@ int run_decode(const Options& options) {
     states.push_back(model.initial_state(B));
     ids.push_back(at::randint(0, model.config().vocab_size, {B}, at::kLong));
   }
-  for (size_t i = 0; i < ids.size(); ++i) tasks.push_back({[&, i] { model.step(w, ids[i], states[i]); }});
+  std::vector<std::unique_ptr<StepGraph>> steps;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    steps.push_back(std::make_unique<StepGraph>(model, w));
+    tasks.push_back({[&, i] { steps[i]->step(ids[i], states[i]); }});
+  }
   if (device.is_cpu()) tasks.push_back({[&] { sum += read_once(read); }});
   const std::vector<Timing> t = measure(tasks, options.repeats, device);
   Json rows = Json::array();

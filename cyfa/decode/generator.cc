@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "cyfa/decode/step_graph.h"
+
 namespace cyfa {
 namespace {
 
@@ -87,6 +89,7 @@ std::vector<Completion> Generator::run(const std::vector<Prompt>& prompts, const
   states.clear();
   if (options.narrow_state) model_.set_state_type(state, at::kBFloat16);
   at::Tensor logits = at::stack(first_logits);
+  StepGraph graph(model_, weights_);
   start = Clock::now();
 
   // Leaves the rows that go on; the others' snapshots are taken where asked for.
@@ -158,7 +161,7 @@ std::vector<Completion> Generator::run(const std::vector<Prompt>& prompts, const
       last = last && (l.stream.stopped() || static_cast<int64_t>(done[l.prompt].ids.size()) >= options.max_tokens);
     }
     times_.decode_tokens += static_cast<int64_t>(live.size());
-    if (!last) logits = model_.step(weights_, at::tensor(tokens, at::kLong), state).to(at::kCPU);
+    if (!last) logits = graph.step(at::tensor(tokens, at::kLong), state).to(at::kCPU);
   }
   times_.decode_seconds = seconds_since(start);
   return done;

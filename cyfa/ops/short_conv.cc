@@ -5,6 +5,9 @@
 #include "cyfa/kernels/rows/rows.h"
 #include "cyfa/ops/check.h"
 #include "cyfa/ops/row_kernels.h"
+#ifdef CYFA_CUDA
+#include "cyfa/ops/short_conv_step_cuda.h"
+#endif
 
 namespace cyfa::ops {
 namespace {
@@ -133,6 +136,11 @@ at::Tensor short_conv_step(const at::Tensor& x, const at::Tensor& weight, const 
     }
     return y;
   }
+#ifdef CYFA_CUDA
+  if (x.is_cuda()) {
+    if (const at::Tensor y = short_conv_step_cuda(x, weight, bias, state); y.defined()) return y;
+  }
+#endif
   const std::vector<at::Tensor> tap = taps(weight, state.scalar_type());
   const at::Tensor now = x.to(state.scalar_type());
   at::Tensor y = now * tap[0];

@@ -1,0 +1,87 @@
+#include "cyfa/decode/step_graph.h"
+
+#ifdef CYFA_CUDA
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#endif
+
+namespace cyfa {
+
+#ifdef CYFA_CUDA
+
+struct StepGraph::Recording {
+  at::Tensor ids, logits;
+  at::cuda::CUDAGraph graph;
+};
+
+namespace {
+
+bool same_tensors(const ModelState& a, const ModelState& b) {
+  if (a.layers.size() != b.layers.size()) return false;
+  for (size_t i = 0; i < a.layers.size(); ++i) {
+    if (a.layers[i].size() != b.layers[i].size()) return false;
+    for (size_t j = 0; j < a.layers[i].size(); ++j) {
+      if (!a.layers[i][j].is_same(b.layers[i][j])) return false;
+    }
+  }
+  return true;
+}
+
+// After an error inside, the capture must still be closed, which reports the error once more.
+void end_broken_capture(at::cuda::CUDAGraph& graph) {
+  try {
+    graph.capture_end();
+  } catch (const c10::Error&) {
+  }
+}
+
+}  // namespace
+
+at::Tensor StepGraph::step(const at::Tensor& ids, ModelState& state) {
+  if (model_.device().is_cpu() || refused_) return model_.step(weights_, ids, state);
+  if (!same_tensors(held_, state)) {
+    recording_.reset();
+    held_ = state;
+    const at::Tensor logits = model_.step(weights_, ids, state);
+    if (!same_tensors(held_, state)) held_ = {};  // one that grows is never recorded
+    return logits;
+  }
+  if (recording_ == nullptr) {
+    auto recording = std::make_unique<Recording>();
+    recording->ids = ids.to(model_.device(), at::kLong, /*non_blocking=*/false, /*copy=*/true);
+    const c10::cuda::CUDAStream outside = c10::cuda::getCurrentCUDAStream(model_.device().index());
+    outside.synchronize();
+    {
+      const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, outside.device_index()));
+      recording->graph.capture_begin();
+      try {
+        recording->logits = model_.step(weights_, recording->ids, state);
+        recording->graph.capture_end();
+      } catch (const c10::Error&) {
+        refused_ = true;
+      }
+    }
+    if (refused_) {  // nothing has run yet
+      end_broken_capture(recording->graph);
+      return model_.step(weights_, ids, state);
+    }
+    recording_ = std::move(recording);
+  } else {
+    recording_->ids.copy_(ids);
+  }
+  recording_->graph.replay();
+  return recording_->logits;
+}
+
+#else
+
+struct StepGraph::Recording {};
+
+at::Tensor StepGraph::step(const at::Tensor& ids, ModelState& state) { return model_.step(weights_, ids, state); }
+
+#endif
+
+StepGraph::StepGraph(const CausalLM& model, const Weights& weights) : model_(model), weights_(weights) {}
+StepGraph::~StepGraph() = default;
+
+}  // namespace cyfa

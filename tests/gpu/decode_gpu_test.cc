@@ -1,0 +1,43 @@
+// Decoding on a GPU: the step that is replayed is the step.
+#include <gtest/gtest.h>
+#include <torch/cuda.h>
+
+#include "cyfa/decode/step_graph.h"
+#include "tests/ops/cases.h"
+
+namespace cyfa::test {
+namespace {
+
+class GpuDecode : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device, or a torch without CUDA";
+  }
+};
+
+TEST_F(GpuDecode, AReplayedStepIsTheStep) {
+  CausalLM model(ModelConfig::read(std::string(CYFA_SOURCE_DIR) + "/configs/cyfa-9m.json"));
+  model.initialise(1, at::kBFloat16, at::kCUDA);
+  const Weights w = model.step_weights();
+  for (const int64_t B : {1, 5}) {
+    StepGraph graph(model, w);
+    ModelState replayed = model.initial_state(B), plain = model.initial_state(B);
+    for (int64_t t = 0; t < 6; ++t) {
+      const at::Tensor ids = at::randint(0, model.config().vocab_size, {B}, at::kLong);
+      const at::Tensor want = model.step(w, ids, plain).to(at::kCPU);
+      EXPECT_TRUE(same_bits(graph.step(ids, replayed).to(at::kCPU), want)) << "token " << t;
+      EXPECT_EQ(graph.recorded(), t > 0);
+    }
+    for (size_t layer = 0; layer < plain.layers.size(); ++layer) {
+      for (size_t i = 0; i < plain.layers[layer].size(); ++i) {
+        EXPECT_TRUE(same_bits(replayed.layers[layer][i].to(at::kCPU), plain.layers[layer][i].to(at::kCPU))) << "layer " << layer << " " << i;
+      }
+    }
+    ModelState other = model.initial_state(B);
+    graph.step(at::zeros({B}, at::kLong), other);
+    EXPECT_FALSE(graph.recorded()) << "another state begins anew";
+  }
+}
+
+}  // namespace
+}  // namespace cyfa::test
