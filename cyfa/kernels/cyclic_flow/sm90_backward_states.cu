@@ -4,8 +4,8 @@
 //   combine   the gradients at the segments' starts, from the last on
 //   walk      every segment from its end; stores dS', the gradient of the state at each tile's end, <S, dS'> and X(S, dS')
 // As the walk of forward (sm90_walk.cuh): a block walks keys or values of one head, or both one after the other, whole states or parts
-// of them. The last of the producers does not produce: it sums <S, dS'> and X(S, dS') of what the holders have stored, from the L2 cache,
-// since a walk that waited for S would leave the memory idle.
+// of them. The last of the producers does not produce: it sums <S, dS'> and X(S, dS') of what the holders have stored, since a walk that
+// waited for S would leave the memory idle. The holders' last 128 columns are still in their corners; others come back from the L2 cache.
 // Overwrites d_q and d_v (or spare), whole and carried of the workspace and the gradients of the initial states.
 //
 // Shared memory, up to 227 KB: four stages of 64 rows of q or dO (32 KB) and of dY~ or U (16 KB, of half of the slots 8); a corner of 4 KB
@@ -20,7 +20,7 @@ namespace {
 // then so much more that fp32 would not show it. One token has no pairs: there as a gate of -60.
 constexpr float kNothing = -24.0F;
 constexpr float kNothingOfOne = -86.56F;
-constexpr int kStored = kStages;  // tiles that the holders may be ahead of the sums
+constexpr int kStored = 2;  // the holders are at most a tile ahead of the sums
 
 struct WalkParams {
   Sm90BackwardParams p;
@@ -34,7 +34,7 @@ struct WalkShared {
   uint64_t full[kStages];
   uint64_t empty[kStages];
   uint64_t stored[kStored];  // dS' of a tile is in memory
-  uint64_t passed[kStored];  // and its sums are done
+  uint64_t passed[kStored];  // and the corners have been read
   float whole[kStages];      // decay over the tile
   int walk[7];               // Walk and Halves: each role finds them here, since what is kept from before the roles part is kept in memory
   alignas(16) float weight[kD];
@@ -149,15 +149,17 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[
 }
 
 // <S, dS'> and X(S, dS') / (2 pi / m) of 16 slots and 128 columns by a warp, as the diagonal of dS' S^T and what lies beside it. A lane has
-// eight columns of every 32 of two rows, from `state` and `d_state` on: which of the columns they are is all the same to the product.
-__device__ __forceinline__ float2 passing_through(const bf16* state, const bf16* d_state, int stride, const float* weight, int first_pair) {
+// eight columns of every 32 of two rows, from `state` on: which of the columns they are is all the same to the product. d_state(r, i) gives
+// those of row 8 r and the i-th 32 columns.
+template <typename Gradient>
+__device__ __forceinline__ float2 passing_through(const bf16* state, const Gradient& d_state, const float* weight, int first_pair) {
   uint4 x[4][2], y[4][2];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      x[i][r] = __ldcg(reinterpret_cast<const uint4*>(d_state + 8 * r * stride + 32 * i));
-      y[i][r] = __ldcg(reinterpret_cast<const uint4*>(state + 8 * r * kD + 32 * i));
+      y[i][r] = __ldcs(reinterpret_cast<const uint4*>(state + 8 * r * kD + 32 * i));
+      x[i][r] = d_state(r, i);
     }
   }
   float upper[4] = {}, lower[4] = {};  // slots of S: the first eight, and the others
@@ -197,13 +199,12 @@ __device__ __forceinline__ float2 passing_through(const bf16* state, const bf16*
 // The block's share of these sums, tile after tile behind the holders, by one warpgroup.
 template <int kParts>
 __device__ __forceinline__ void pass_through(const WalkParams& params, const Halves& halves, const WalkShare& share, bool keys, int before,
-                                             WalkShared& s) {
-  constexpr int kSpans = WalkShape<kParts>::kSpans;
-  constexpr int kStrips = WalkShape<kParts>::kSlots / 16;
+                                             const char* corners, WalkShared& s) {
+  using Shape = WalkShape<kParts>;
   const Sm90BackwardParams& p = params.p;
   const Workspace& w = params.w;
   const int lane = threadIdx.x % 32;
-  const int strip = share.slots * kStrips + static_cast<int>(threadIdx.x) / 32 % 4;  // the first one of the warp
+  const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
   // The first tile's number among those of states; the next ones are before it, 2 H apart.
   int state = ((s.walk[3] + halves.count / 2 - 1) * p.in.H + share.h) * 2 + (keys ? kKeys : kValues);
   // A sequence's first tile, where it starts from nothing, and its last, where nothing comes from behind, have nothing to pass.
@@ -214,34 +215,49 @@ __device__ __forceinline__ void pass_through(const WalkParams& params, const Hal
     const int last = halves.last_of_tile(half_at(halves, step));
     return w.gate[share.h * p.in.T + last].x >= (last == halves.token(half_at(halves, step) - 1) ? kNothingOfOne : kNothing);
   };
-  bool now = passes(0);
 #pragma unroll 1
   for (int step = 0; step < halves.count; step += 2) {
     const int count = (before + step) / 2;
-    const bool next = passes(step + 2);
-    if (next && threadIdx.x % 128 == 0) {  // its S; a block of half of the columns asks for half of the slots
-      const int row = (state - 2 * p.in.H) * kM + 16 * kStrips * share.slots + share.span * (kStrips / 2) * 16;
-      prefetch_bulk(w.states + static_cast<int64_t>(row) * kD, kStrips * kSpans * 16 * kD);
-    }
-    __syncwarp();
+    const bool any = passes(step);
     barrier_wait(&s.stored[count % kStored], count / kStored & 1);
+    // The last span first, of both warpgroups that hold: then their corners are free.
 #pragma unroll 1
-    for (int i = 0; i < kStrips / 4 * kSpans; ++i) {
-      const int row = 16 * (strip + i / kSpans * 4);
-      const int column = 128 * (share.span + i % kSpans);
+    for (int i = 0; i < Shape::kGroups * Shape::kSpans; ++i) {
+      const int holder = warp + i % Shape::kGroups * 4;
+      const int own = Shape::kSpans - 1 - i / Shape::kGroups;  // span of the holder's
+      const int row = 64 * share.slots + 16 * holder;
+      const int column = 128 * (share.span + own);
       float2 sum = make_float2(0.0F, 0.0F);
-      if (now) {
-        const StatePlace to = place_of_tile(p, w, halves, step, s.walk[0], share.h, keys);
-        const int stride = static_cast<int>(to.stride);
+      if (any) {
         const int from = column + 8 * (lane % 4);
-        sum =
-            passing_through(w.states + (static_cast<int64_t>(state) * kM + row + lane / 4) * kD + from,
-                            to.at + (row + lane / 4) * stride + from, stride, keys ? s.both + from : nullptr, w.slots.first_pair + row / 2);
+        const bf16* of_state = w.states + (static_cast<int64_t>(state) * kM + row + lane / 4) * kD + from;
+        const float* weight = keys ? s.both + from : nullptr;
+        const int first_pair = w.slots.first_pair + row / 2;
+        if (own == Shape::kSpans - 1) {
+          const char* corner = corners + holder * kCornerBytes + lane / 4 * kRowBytes;
+          const int swizzle = lane / 4;
+          sum = passing_through(
+              of_state,
+              [&](int r, int at) {
+                return *reinterpret_cast<const uint4*>(corner + (at / 2 * 16 + 8 * r) * kRowBytes +
+                                                       (((at % 2 * 4 + lane % 4) ^ swizzle) << 4));
+              },
+              weight, first_pair);
+        } else {
+          const StatePlace to = place_of_tile(p, w, halves, step, s.walk[0], share.h, keys);
+          const int stride = static_cast<int>(to.stride);
+          const bf16* rows = to.at + (row + lane / 4) * stride + from;
+          sum = passing_through(
+              of_state, [&](int r, int at) { return __ldcg(reinterpret_cast<const uint4*>(rows + 8 * r * stride + 32 * at)); }, weight,
+              first_pair);
+        }
       }
       if (lane == 0) w.whole[static_cast<int64_t>(state) * kWholeParts + row / 8 + column / 128] = sum;
+      if (i + 1 == Shape::kGroups) {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&s.passed[count % kStored]);
+      }
     }
-    if (lane == 0) barrier_arrive(&s.passed[count % kStored]);
-    now = next;
     state -= 2 * p.in.H;
   }
 }
@@ -270,6 +286,9 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
     barrier_init(&s.loaded[threadIdx.x], 1);
     barrier_init(&s.full[threadIdx.x], 128);
     barrier_init(&s.empty[threadIdx.x], Shape::kHolders / 32);
+    fence_barrier_init();
+  }
+  if (threadIdx.x < kStored) {
     barrier_init(&s.stored[threadIdx.x], Shape::kHolders / 32);
     barrier_init(&s.passed[threadIdx.x], 4);
     fence_barrier_init();
@@ -297,7 +316,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
     } else {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");
       each_pass([&](const Halves& halves, const WalkShare& share, bool keys, int before) {
-        pass_through<kParts>(params, halves, share, keys, before, s);
+        pass_through<kParts>(params, halves, share, keys, before, corners, s);
       });
     }
   } else {
@@ -336,7 +355,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
         const bool new_tile = (step & 1) == 0;
         if (!kLocal && new_tile) {
           const int count = (pass * halves.count + step) / 2;
-          barrier_wait(&s.passed[count % kStored], count / kStored & 1 ^ 1);
+          if (count > 0) barrier_wait(&s.passed[(count - 1) % kStored], (count - 1) / kStored & 1);
           const StatePlace to = place_of_tile(p, w, halves, step, walk.n, h, keys);
           bf16* rows = to.at + warp * 16 * to.stride + share.span * 128;
           const int stride = static_cast<int>(to.stride);
