@@ -12,25 +12,23 @@ namespace cyfa::cyclic_flow {
 namespace sm90_backward_stages {
 namespace {
 
-// Inclusive sum over each half of the block; `total` is the sum of the half.
-__device__ double half_scan(double x, double* shared, double& total) {
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
+// Inclusive sum over the lanes of a warp.
+__device__ __forceinline__ double warp_scan(double x) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
     const double y = __shfl_up_sync(0xFFFFFFFF, x, d);
     if (lane >= d) x += y;
   }
-  __syncthreads();
-  if (lane == 31) shared[warp] = x;
-  __syncthreads();
-  double before = 0;
-  total = 0;
-  for (int i = warp / 4 * 4; i < warp / 4 * 4 + 4; ++i) {
-    if (i < warp) before += shared[i];
-    total += shared[i];
-  }
-  return x + before;
+  return x;
+}
+
+// Sum over each group of kLanes lanes.
+template <int kLanes>
+__device__ __forceinline__ double lanes_sum(double x) {
+#pragma unroll
+  for (int d = 1; d < kLanes; d *= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, d);
+  return x;
 }
 
 // Sums over both sections, where there are two: the second's workspace lies `next` floats after the first's.
@@ -46,21 +44,19 @@ __device__ __forceinline__ double crossing_of(const Sm90BackwardParams& p, const
   return i < tile.tokens ? over_sections(w.crossing[kKeys], at, next) + over_sections(w.crossing[kValues], at, next) : 0.0;
 }
 
-// <S, dS'> and X(S, dS') of what passes through a whole tile.
+// <S, dS'> and X(S, dS') of what passes through a whole tile, by 16 lanes.
 __device__ __forceinline__ double2 passing(const Sm90BackwardParams& p, const Workspace& w, int tile_index, int h, int64_t next) {
+  static_assert(kWholeParts == 16);
   const Tile tile = p.in.tile[tile_index];
   const float4* parts = reinterpret_cast<const float4*>(w.whole + (static_cast<int64_t>(tile_index) * p.in.H + h) * 2 * kWholeParts);
-  double2 sum = make_double2(0.0, 0.0);
-  for (int section = 0; section < (next > 0 ? 2 : 1); ++section) {
-#pragma unroll 4
-    for (int i = 0; i < kWholeParts; ++i) {
-      const float4 two = parts[i + section * (next / 4)];
-      sum.x += static_cast<double>(two.x) + two.z;
-      sum.y += static_cast<double>(two.y) + two.w;
-    }
+  const float4 two = parts[threadIdx.x % 16];
+  double2 sum = make_double2(static_cast<double>(two.x) + two.z, static_cast<double>(two.y) + two.w);
+  if (next > 0) {
+    const float4 more = parts[threadIdx.x % 16 + next / 4];
+    sum = make_double2(sum.x + more.x + more.z, sum.y + more.y + more.w);
   }
   const double decay = power_of_2(w.gate[h * p.in.T + tile.token + tile.tokens - 1].x);
-  return make_double2(decay * sum.x, decay * sum.y * w.slots.turn);
+  return make_double2(decay * lanes_sum<16>(sum.x), decay * lanes_sum<16>(sum.y) * w.slots.turn);
 }
 
 // The gates' and the clocks' gradients of two tiles of a head each. Half a block a tile.
@@ -70,8 +66,16 @@ __device__ __forceinline__ double2 passing(const Sm90BackwardParams& p, const Wo
 // end state alone, so no error is carried from tile to tile; and what a tile's own sum misses at its start, known from the tile before, is
 // taken back evenly. Where a sequence starts from nothing, nothing is parted at its start (Proposition 6).
 __device__ __forceinline__ void token_gradients(const Sm90BackwardParams& p, const Workspace& w, int block, int64_t next) {
-  __shared__ double sums[kWarps];
-  const int unit = 2 * block + static_cast<int>(threadIdx.x) / kC;
+  constexpr int kHalf = kWarps / 2;
+  // Of the warps: sums of what is scanned, and of what crosses the tile's end, its start and the sequence's end. Of the halves: what passes
+  // through the tile, the one before and the sequence's last.
+  __shared__ double scanned[3][kWarps];
+  __shared__ double crossing[3][kWarps];
+  __shared__ double2 through[3][2];
+  const int half = static_cast<int>(threadIdx.x) / kC;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int unit = 2 * block + half;
   const bool some = unit < p.in.tiles * p.in.H;
   const int h = unit % p.in.H;
   const int tile_index = some ? unit / p.in.H : 0;
@@ -79,40 +83,81 @@ __device__ __forceinline__ void token_gradients(const Sm90BackwardParams& p, con
   const int i = static_cast<int>(threadIdx.x) % kC;
   const bool real = some && i < tile.tokens;
   const bool first = p.in.first_tile[tile.sequence] == tile_index;
+  const int last = p.in.first_tile[tile.sequence + 1] - 1;
+  const bool given = p.grad_final_k != nullptr || p.grad_final_v != nullptr;
   const int64_t at = h * p.in.T + tile.token + i;
+  const int64_t to = (tile.token + i) * p.in.H + h;
   double later = 0.0;
   double written = 0.0;
   double clock = 0.0;
+  double beta = 0.0;
+  bool shut = false;
   if (real) {
     const auto sum = [&](const float* x) { return over_sections(x, at, next); };
     later = (sum(w.later[0]) - sum(w.earlier[0])) + (sum(w.later[1]) - sum(w.earlier[1])) + sum(w.read[0]) + sum(w.read[1]);
     written = sum(w.written[0]) + sum(w.written[1]);
     clock = sum(w.turned[2]) - sum(w.turned[0]) - sum(w.turned[1]);
+    beta = sum(w.beta[0]) + sum(w.beta[1]);
+    // The gradient has a factor alpha, which the sums show only up to their rounding.
+    shut = p.in.log_alpha[to] < -60.0F;
   }
-  const int last = p.in.first_tile[tile.sequence + 1] - 1;
-  const bool given = p.grad_final_k != nullptr || p.grad_final_v != nullptr;
-  double total, all_clocks, at_end, at_start, at_last;
-  const double before = half_scan(written, sums, total) - written;
-  const double up_to = half_scan(later, sums, total);
-  const double clock_up_to = half_scan(clock, sums, all_clocks);
-  half_scan(crossing_of(p, w, tile_index, h, next), sums, at_end);
-  half_scan(first ? 0.0 : crossing_of(p, w, tile_index - 1, h, next), sums, at_start);
-  half_scan(given ? crossing_of(p, w, last, h, next) : 0.0, sums, at_last);
+  const double at_end_part = crossing_of(p, w, tile_index, h, next);
+  const double at_start_part = first ? 0.0 : crossing_of(p, w, tile_index - 1, h, next);
+  const double at_last_part = given ? crossing_of(p, w, last, h, next) : 0.0;
+  if (warp % kHalf == 0) {
+    const bool before = lane >= 16 && !first;
+    const double2 x = passing(p, w, tile_index - (before ? 1 : 0), h, next);
+    if (lane % 16 == 0) through[lane / 16][half] = x;
+  } else if (warp % kHalf == 1 && given) {
+    const double2 x = passing(p, w, last, h, next);
+    if (lane == 0) through[2][half] = x;
+  }
+  double written_to = warp_scan(written);
+  double later_to = warp_scan(later);
+  double clock_to = warp_scan(clock);
+  const double at_end_warp = lanes_sum<32>(at_end_part);
+  const double at_start_warp = lanes_sum<32>(at_start_part);
+  const double at_last_warp = given ? lanes_sum<32>(at_last_part) : 0.0;
+  if (lane == 31) {
+    scanned[0][warp] = written_to;
+    scanned[1][warp] = later_to;
+    scanned[2][warp] = clock_to;
+    crossing[0][warp] = at_end_warp;
+    crossing[1][warp] = at_start_warp;
+    crossing[2][warp] = at_last_warp;
+  }
+  __syncthreads();
   if (!real) return;
-  const double2 through = passing(p, w, tile_index, h, next);
-  const int64_t to = (tile.token + i) * p.in.H + h;
-  // The gradient has a factor alpha, which the sums above show only up to their rounding.
-  const bool shut = p.in.log_alpha[to] < -60.0F;
-  p.d_log_alpha[to] = shut ? 0.0F : static_cast<float>((total - up_to + later) + before + through.x);
-  p.d_beta[to] = static_cast<float>(over_sections(w.beta[0], at, next) + over_sections(w.beta[1], at, next));
+  double all_later = 0.0;
+  double all_clocks = 0.0;
+  double at_end = 0.0;
+  double at_start = 0.0;
+  double at_last = 0.0;
+#pragma unroll
+  for (int j = 0; j < kHalf; ++j) {
+    const int other = half * kHalf + j;
+    if (other < warp) {
+      written_to += scanned[0][other];
+      later_to += scanned[1][other];
+      clock_to += scanned[2][other];
+    }
+    all_later += scanned[1][other];
+    all_clocks += scanned[2][other];
+    at_end += crossing[0][other];
+    at_start += crossing[1][other];
+    at_last += crossing[2][other];
+  }
+  p.d_log_alpha[to] = shut ? 0.0F : static_cast<float>((all_later - later_to + later) + (written_to - written) + through[0][half].x);
+  p.d_beta[to] = static_cast<float>(beta);
 
   // What comes in through the final state is not parted: no clock turns it later.
   double final_clock = p.grad_final_clock != nullptr ? p.grad_final_clock[tile.sequence * p.in.H + h] : 0.0;
-  if (given) final_clock -= at_last + passing(p, w, last, h, next).y;
-  double parted = at_end + through.y + (all_clocks - clock_up_to + clock);
+  if (given) final_clock -= at_last + through[2][half].y;
+  at_end += through[0][half].y;
+  double parted = at_end + (all_clocks - clock_to + clock);
   if (!first || p.in.initial_k == nullptr) {
-    if (!first) at_start += passing(p, w, tile_index - 1, h, next).y;
-    const double missed = at_end + through.y + all_clocks - at_start;
+    if (!first) at_start += through[1][half].y;
+    const double missed = at_end + all_clocks - at_start;
     parted -= missed * (tile.tokens - i) / tile.tokens;
   }
   p.d_delta[to] = static_cast<float>(parted + final_clock);
@@ -195,6 +240,16 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
+
+cudaError_t backward_sums(const Sm90BackwardParams& p, cudaStream_t stream) {
+  const Workspace w = workspace_of(p);
+  const int quarters = quarters_of_table(p);
+  const int sums = p.in.H * quarters * kTableParts + kWeightBlocks + (p.in.tiles * p.in.H + 1) / 2;
+  const int64_t next = p.in.M > kM ? w.bytes / static_cast<int64_t>(sizeof(float)) : 0;
+  cyclic_flow_backward_sums_sm90<<<sums, kThreads, 0, stream>>>(p, w, table_blocks(p), quarters, weight_rows(p), next);
+  return cudaGetLastError();
+}
+
 }  // namespace sm90_backward_stages
 
 using namespace sm90_backward_stages;
@@ -209,7 +264,6 @@ const char* sm90_backward_refusal(const Sm90BackwardParams& p) { return sm90_for
 cudaError_t sm90_backward(const Sm90BackwardParams& p, cudaStream_t stream) {
   if (sm90_backward_refusal(p) != nullptr || p.in.tiles == 0) return cudaErrorInvalidValue;
   const sm90_backward_stages::Workspace w = workspace_of(p);
-  const int tiles = p.in.tiles * p.in.H;
   const bool two = p.in.M > kM;
   Sm90BackwardParams sections[2] = {section_of(p, 0), two ? section_of(p, 1) : p};
   cudaError_t status = cudaSuccess;
@@ -227,12 +281,7 @@ cudaError_t sm90_backward(const Sm90BackwardParams& p, cudaStream_t stream) {
   }
   if (status == cudaSuccess && two) status = backward_join(sections, stream);
   if (status == cudaSuccess && normalises_first(p.in)) status = backward_norms(p, stream);
-  if (status != cudaSuccess) return status;
-  const int quarters = quarters_of_table(p);
-  const int sums = p.in.H * quarters * kTableParts + kWeightBlocks + (tiles + 1) / 2;
-  const int64_t next = two ? w.bytes / static_cast<int64_t>(sizeof(float)) : 0;
-  cyclic_flow_backward_sums_sm90<<<sums, kThreads, 0, stream>>>(p, w, table_blocks(p), quarters, weight_rows(p), next);
-  return cudaGetLastError();
+  return status == cudaSuccess ? backward_sums(p, stream) : status;
 }
 
 }  // namespace cyfa::cyclic_flow

@@ -166,6 +166,7 @@ cudaError_t backward_readout(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_states(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_passes(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_norms(const Sm90BackwardParams& p, cudaStream_t stream);
+cudaError_t backward_sums(const Sm90BackwardParams& p, cudaStream_t stream);
 // In place of backward_readout, and after the passes, where there are two sections.
 cudaError_t backward_readout_of_sections(const Sm90BackwardParams (&sections)[2], cudaStream_t stream);
 cudaError_t backward_join(const Sm90BackwardParams (&sections)[2], cudaStream_t stream);

@@ -160,39 +160,6 @@ __device__ __forceinline__ void put_strip(const uint32_t (&a)[4][4], uint32_t pa
   for (int kk = 0; kk < 4; ++kk) store_blocks(piece_of_strip(panel, strip, kk), a[kk][0], a[kk][1], a[kk][2], a[kk][3]);
 }
 
-// A strip from its place in a panel to memory: one lane asks for the copy, which copies_read() waits for. `to` is the strip's first row;
-// where the tile ends inside, the rows after it are another sequence's.
-__device__ __forceinline__ void store_strip(uint32_t panel, int strip, const CUtensorMap* map, int column, int row, bf16* to,
-                                            int64_t stride, int rows) {
-  const int lane = threadIdx.x % 32;
-  const uint32_t from = panel + 16 * strip * kRowBytes;
-  if (rows >= 16) {
-    fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) {
-      asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column), "r"(row),
-                   "r"(from)
-                   : "memory");
-      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-    }
-  } else {
-    __syncwarp();
-    for (int i = lane; i < 8 * rows; i += 32) {
-      uint4 x;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                   : "r"(from + i / 8 * kRowBytes + ((i % 8 ^ (i / 8 & 7)) << 4))
-                   : "memory");
-      *reinterpret_cast<uint4*>(to + i / 8 * stride + 8 * (i % 8)) = x;
-    }
-    __syncwarp();
-  }
-}
-__device__ __forceinline__ void copies_read() {
-  if (threadIdx.x % 32 == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-  __syncwarp();
-}
-
 __device__ __forceinline__ void init_barriers(PassShared& s, int released_by_feeders) {
   for (int i = 0; i < kPlaces; ++i) {
     barrier_init(&s.full[i], 1);

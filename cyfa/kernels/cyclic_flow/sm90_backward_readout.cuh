@@ -87,17 +87,24 @@ struct Rotations {
 
   __device__ __forceinline__ explicit Rotations(uint32_t turn, int first = 0)
       : low(rotation(turn, first + threadIdx.x % 4)), high(rotation(turn, first + 32 + threadIdx.x % 4)), step(rotation(turn, 4)) {}
+  __device__ __forceinline__ void scale(float factor) {
+    low = make_float2(low.x * factor, low.y * factor);
+    high = make_float2(high.x * factor, high.y * factor);
+  }
   __device__ __forceinline__ void next() {
     low = make_float2(low.x * step.x - low.y * step.y, low.x * step.y + low.y * step.x);
     high = make_float2(high.x * step.x - high.y * step.y, high.x * step.y + high.y * step.x);
   }
 };
 
-// In place: the pairs of a 64 x 128 accumulator, from frequency `first` on, turned by +clock or -clock of their rows.
+// In place: the pairs of a 64 x 128 accumulator, from frequency `first` on, turned by +clock or -clock of their rows, and times a factor.
 template <int kSign>
-__device__ __forceinline__ void rotate(float (&d)[64], uint32_t turn0, uint32_t turn8, int first = 0) {
+__device__ __forceinline__ void rotate(float (&d)[64], uint32_t turn0, uint32_t turn8, int first = 0, float factor0 = 1.0F,
+                                       float factor8 = 1.0F) {
   Rotations z0(anew(turn0), first);  // anew, or they are kept from one rotation to the next
   Rotations z8(anew(turn8), first);
+  z0.scale(factor0);
+  z8.scale(factor8);
   const auto turn = [](float& x, float& y, float2 z) {
     const float s = kSign * z.y;
     const float old = x;
@@ -112,6 +119,27 @@ __device__ __forceinline__ void rotate(float (&d)[64], uint32_t turn0, uint32_t 
     turn(d[4 * i + 34], d[4 * i + 35], z8.high);
     z0.next();
     z8.next();
+  }
+}
+
+// The same of 64 columns, turned by -clock, packed.
+__device__ __forceinline__ void rotate_back(float (&d)[32], uint32_t turn0, uint32_t turn8, int first, float factor, uint32_t (*a)[4]) {
+  turn0 = anew(turn0);
+  turn8 = anew(turn8);
+  float2 z0 = rotation(turn0, first + threadIdx.x % 4);
+  float2 z8 = rotation(turn8, first + threadIdx.x % 4);
+  const float2 step0 = rotation(turn0, 4);
+  const float2 step8 = rotation(turn8, 4);
+  z0 = make_float2(z0.x * factor, z0.y * factor);
+  z8 = make_float2(z8.x * factor, z8.y * factor);
+  const auto next = [](float2 z, float2 step) { return make_float2(z.x * step.x - z.y * step.y, z.x * step.y + z.y * step.x); };
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float* x = d + 4 * i;
+    a[i / 2][i % 2 * 2] = pack_here(x[0] * z0.x + x[1] * z0.y, x[1] * z0.x - x[0] * z0.y);
+    a[i / 2][i % 2 * 2 + 1] = pack_here(x[2] * z8.x + x[3] * z8.y, x[3] * z8.x - x[2] * z8.y);
+    z0 = next(z0, step0);
+    z8 = next(z8, step8);
   }
 }
 
@@ -135,6 +163,17 @@ __device__ __forceinline__ float2 unpack_apart(uint32_t x) {
   return make_float2(__uint_as_float(__byte_perm(x, 0, 0x1044)), __uint_as_float(__byte_perm(x, 0, 0x3244)));
 }
 
+// Adds <x, d> of 16 columns of both rows, x packed.
+__device__ __forceinline__ void dot_of_blocks(const uint32_t (&x)[4], const float* d, float& dot0, float& dot8) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float2 x0 = unpack(x[2 * i]);
+    const float2 x8 = unpack(x[2 * i + 1]);
+    dot0 = fmaf(x0.x, d[4 * i], fmaf(x0.y, d[4 * i + 1], dot0));
+    dot8 = fmaf(x8.x, d[4 * i + 2], fmaf(x8.y, d[4 * i + 3], dot8));
+  }
+}
+
 // <x, d> of both rows, x packed.
 __device__ __forceinline__ void dot_of_rows(const uint32_t (&x)[8][4], const float (&d)[64], float& dot0, float& dot8) {
   dot0 = dot8 = 0.0F;
@@ -149,9 +188,12 @@ __device__ __forceinline__ void dot_of_rows(const uint32_t (&x)[8][4], const flo
   dot8 = quad_sum(dot8);
 }
 
-// In place: softmax of `unit` times the rows' m logits, in one section or two.
-template <int kSections>
-__device__ __forceinline__ void softmax_rows(float (&d)[kSections][64], float unit, int m) {
+// In place: softmax of `unit` times the rows' m logits, in one section or two. `halfway` is done between its two passes over them.
+struct Nothing {
+  __device__ void operator()() const {}
+};
+template <int kSections, typename Halfway = Nothing>
+__device__ __forceinline__ void softmax_rows(float (&d)[kSections][64], float unit, int m, Halfway halfway = {}) {
   if (m == kSections * kM - 1) {
     mask_slots<true>(d[kSections - 1], m - (kSections - 1) * kM);
   } else {
@@ -170,6 +212,7 @@ __device__ __forceinline__ void softmax_rows(float (&d)[kSections][64], float un
     top0 = fmaxf(top0, __shfl_xor_sync(0xFFFFFFFF, top0, x));
     top8 = fmaxf(top8, __shfl_xor_sync(0xFFFFFFFF, top8, x));
   }
+  halfway();
   const float rate = unit * 1.4426950408889634F;
   float sum0 = 0.0F;
   float sum8 = 0.0F;
@@ -200,29 +243,29 @@ __device__ __forceinline__ void pack_halves(const float (&d)[64], float factor0,
   }
 }
 
-// Where this lane's row of 8 x 8 blocks lies in a pair of panels, for load_blocks and store_blocks.
-__device__ __forceinline__ uint32_t block_place(uint32_t pair, int strip, int kk) {
-  const int lane = threadIdx.x % 32;
-  const int row = strip + lane % 16;
-  return pair + kk / 4 * kPanelBytes + row * kRowBytes + (((2 * (kk % 4) + lane / 16) ^ (row & 7)) << 4);
-}
-__device__ __forceinline__ void put_blocks(uint32_t pair, int strip, const uint32_t (&a)[8][4]) {
-  pair = anew(pair);
+// b = a times a power of two, in half precision.
+__device__ __forceinline__ void scale_halves(const uint32_t (&a)[8][4], float factor, uint32_t (&b)[8][4]) {
+  const __half2 x = __float2half2_rn(factor);
 #pragma unroll
-  for (int kk = 0; kk < 8; ++kk) store_blocks(block_place(pair, strip, kk), a[kk][0], a[kk][1], a[kk][2], a[kk][3]);
+  for (int i = 0; i < 32; ++i) {
+    const __half2 y = __hmul2(reinterpret_cast<const __half2&>(a[i / 4][i % 4]), x);
+    b[i / 4][i % 4] = reinterpret_cast<const uint32_t&>(y);
+  }
 }
 
-// Packed rows to half rows of d_k.
-__device__ __forceinline__ void store_packed(const uint32_t (&a)[8][4], bf16* to, int stride, int rows) {
-  const int lane = threadIdx.x % 32;
-  to += lane / 4 * stride + 8 * (lane % 4);
+// A warp's rows of a pair of panels, packed; their place is found anew, else it is kept for the next time.
+template <typename Do>
+__device__ __forceinline__ void for_blocks(uint32_t pair, int strip, Do at) {
+  const uint32_t lane = anew(threadIdx.x) % 32;
+  const uint32_t first = pair + (strip + lane % 16) * kRowBytes + ((lane / 16 ^ (lane & 7)) << 4);
 #pragma unroll
-  for (int i = 0; i < 8; i += 2) {
-    const uint4 x = gather_quad(a[i][0], a[i][2], a[i + 1][0], a[i + 1][2]);
-    const uint4 y = gather_quad(a[i][1], a[i][3], a[i + 1][1], a[i + 1][3]);
-    if (lane / 4 < rows) *reinterpret_cast<uint4*>(to + 16 * i) = x;
-    if (lane / 4 + 8 < rows) *reinterpret_cast<uint4*>(to + 8 * stride + 16 * i) = y;
-  }
+  for (int kk = 0; kk < 8; ++kk) at(kk, (first ^ (kk % 4 << 5)) + kk / 4 * kPanelBytes);
+}
+__device__ __forceinline__ void put_blocks(uint32_t pair, int strip, const uint32_t (&a)[8][4]) {
+  for_blocks(pair, strip, [&](int kk, uint32_t place) { store_blocks(place, a[kk][0], a[kk][1], a[kk][2], a[kk][3]); });
+}
+__device__ __forceinline__ void get_blocks(uint32_t pair, int strip, uint32_t (&a)[8][4]) {
+  for_blocks(pair, strip, [&](int kk, uint32_t place) { load_blocks(a[kk], place); });
 }
 
 }  // namespace cyfa::cyclic_flow::sm90_backward_stages

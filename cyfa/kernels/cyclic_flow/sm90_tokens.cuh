@@ -151,11 +151,12 @@ __device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Wo
   constexpr int kWarps = kFeeders / 32;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32 - 1;
-  const int row = 2 * (warp + kWarps * lane);
+  int row = 2 * (warp + kWarps * lane);
   int parity = 1;
   int next_token = static_cast<int>(p.tile[share.last].token);
   int next_tokens = p.tile[share.last].tokens;
   for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) {
+    if constexpr (!kKeyRates) asm volatile("" : "+r"(row));  // what follows from it anew in every tile: registers are short
     const int token = kKeyRates ? next_token : static_cast<int>(p.tile[t].token);
     const int tokens = kKeyRates ? next_tokens : p.tile[t].tokens;
     if (kKeyRates && t >= share.step) {

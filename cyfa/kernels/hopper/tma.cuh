@@ -57,6 +57,47 @@ __device__ __forceinline__ void prefetch_bulk(const void* from, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
 }
 
+// A warp's strip of 16 rows from its place in tiles of 128 rows, one panel or more, to memory: one lane asks for the copies, which
+// copies_read() waits for. `to` is the strip's first row; where the rows to be stored end inside, those after it are another's.
+template <int kPanels = 1>
+__device__ __forceinline__ void store_strip(uint32_t panel, int strip, const CUtensorMap* map, int column, int row, bf16* to,
+                                            int64_t stride, int rows) {
+  int lane;  // asked for anew: what follows from it is seldom needed, and would be kept
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  const uint32_t from = panel + 16 * strip * kRowBytes;
+  if (rows >= 16) {
+    fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < kPanels; ++i) {
+        asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+                     "r"(column + i * kPanelColumns), "r"(row), "r"(from + i * 128 * kRowBytes)
+                     : "memory");
+      }
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    }
+  } else {
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < 8 * kPanels * rows; i += 32) {
+      const int at_row = i / (8 * kPanels);
+      const int piece = i % (8 * kPanels);
+      uint4 x;
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                   : "r"(from + piece_offset(128, at_row, piece))
+                   : "memory");
+      *reinterpret_cast<uint4*>(to + at_row * stride + 8 * piece) = x;
+    }
+    __syncwarp();
+  }
+}
+__device__ __forceinline__ void copies_read() {
+  if (threadIdx.x % 32 == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  __syncwarp();
+}
+
 // Makes barrier_init visible to the copies; by the thread that initialised, before the block's barrier.
 __device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
