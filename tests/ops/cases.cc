@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstring>
@@ -253,9 +254,12 @@ ops::CyclicFlowInputs cyclic_flow_inputs(const Tensors& x) {
 }
 
 Tensors call(Op op, const Tensors& inputs, const RunOptions& options) {
-  if (test_device() != at::kCPU && inputs.at("q").is_cpu() && options.backend != ops::Backend::kReference) {
+  const auto stays = [](const auto& input) { return input.second.defined() && !input.second.is_cpu(); };
+  if (test_device() != at::kCPU && std::none_of(inputs.begin(), inputs.end(), stays) && options.backend != ops::Backend::kReference) {
     const auto moved = [](Tensors x, at::Device device) {
-      for (auto& [name, t] : x) t = t.to(device);
+      for (auto& [name, t] : x) {
+        if (t.defined()) t = t.to(device);
+      }
       return x;
     };
     return moved(call(op, moved(inputs, test_device()), options), at::kCPU);
