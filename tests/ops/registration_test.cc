@@ -14,18 +14,18 @@ using OptionalTensor = std::optional<Tensor>;
 using CyclicFlowSignature = std::tuple<Tensor, Tensor, Tensor, Tensor>(
     const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
     const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-    const OptionalTensor&, std::optional<double>, double, int64_t, int64_t, bool, c10::string_view);
+    const OptionalTensor&, std::optional<double>, double, int64_t, int64_t, bool, bool, c10::string_view);
 
 const char* const kKernels[] = {"cyfa::_cyclic_flow_forward", "cyfa::_cyclic_flow_backward", "cyfa::_recurrence_forward",
                                 "cyfa::_recurrence_backward", "cyfa::cyclic_flow_step"};
 
-Tensors call_dispatcher(const Tensors& x, const char* backend = "auto") {
+Tensors call_dispatcher(const Tensors& x, const char* backend = "auto", bool final_state = true) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::cyclic_flow", "").typed<CyclicFlowSignature>();
   const auto maybe = [&](const char* name) { return x.contains(name) ? OptionalTensor(x.at(name)) : std::nullopt; };
   const auto [o, k, v, clock] =
       op.call(x.at("q"), x.at("k"), x.at("v"), x.at("log_alpha"), x.at("delta"), x.at("beta"), x.at("readout"), maybe("q_norm_weight"),
               maybe("k_norm_weight"), maybe("initial_k"), maybe("initial_v"), maybe("initial_clock"), maybe("cu_seqlens"), std::nullopt,
-              1e-6, 0, 0, true, backend);
+              1e-6, 0, 0, true, final_state, backend);
   return {{"o", o}, {"final_k", k}, {"final_v", v}, {"final_clock", clock}};
 }
 
@@ -90,15 +90,15 @@ INSTANTIATE_TEST_SUITE_P(
 
 // What forward saves for backward must have its shape without data, too: torch.compile traces with it.
 TEST(Registration, MetaKnowsWhatForwardSaves) {
-  using Forward = std::vector<Tensor>(at::TensorList, at::IntArrayRef, double, double, at::IntArrayRef, int64_t, c10::string_view);
+  using Forward = std::vector<Tensor>(at::TensorList, at::IntArrayRef, double, double, at::IntArrayRef, int64_t, bool, c10::string_view);
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_forward", "").typed<Forward>();
   for (const OpCase& c : {OpCase{.B = 2, .T = 100}, OpCase{.lengths = {33, 0, 64, 1, 2}}}) {
-    for (const bool save_scores : {false, true}) {
+    for (const auto& [save_scores, final_state] : {std::pair{false, true}, {true, true}, {true, false}}) {
       for (const char* backend : {"portable", "reference"}) {
         const Tensors inputs = make_inputs(c);
         const auto [tensors, places] = packed_inputs(inputs);
-        const std::vector<Tensor> real = op.call(tensors, places, 0.25, 1e-6, {16, 2, 2}, save_scores ? 2 : 1, backend);
-        const std::vector<Tensor> meta = op.call(packed_inputs(on_meta(inputs)).first, places, 0.25, 1e-6, {16, 2, 2}, save_scores ? 2 : 1, backend);
+        const std::vector<Tensor> real = op.call(tensors, places, 0.25, 1e-6, {16, 2, 2}, save_scores ? 2 : 1, final_state, backend);
+        const std::vector<Tensor> meta = op.call(packed_inputs(on_meta(inputs)).first, places, 0.25, 1e-6, {16, 2, 2}, save_scores ? 2 : 1, final_state, backend);
         ASSERT_EQ(real.size(), meta.size());
         for (size_t i = 0; i < real.size(); ++i) {
           EXPECT_EQ(real[i].sizes(), meta[i].sizes()) << describe(c) << " output " << i;
@@ -140,6 +140,11 @@ TEST(Registration, TheDispatchersOpIsTheCppOp) {
       for (size_t i = 0; i < names.size(); ++i) EXPECT_TRUE(same_bits(gradients[i], want.at("d_" + names[i]))) << names[i];
     }
   }
+}
+
+TEST(Registration, AFinalStateThatIsNotWantedHasNoElements) {
+  const Tensors out = call_dispatcher(make_inputs({}), "auto", false);
+  for (const auto& [name, x] : out) EXPECT_EQ(x.numel() > 0, name == "o") << name;
 }
 
 TEST(Registration, TheDispatchersOpRefusesToo) {
