@@ -174,6 +174,10 @@ def operator_rows(clock, bandwidth):
         x = make_inputs(B, T)
         for impl, call in (("cyfa", cyfa), ("fla", fla)):
             yield from time_op(clock, impl, "cyclic_flow", {"B": B, "T": T, **shape}, call, x, floors(B * T * H, bandwidth))
+
+
+def packed_rows(clock, bandwidth):
+    shape = {"H": H, "K": K, "V": V, "M": M}
     lengths = lengths_of_mixed_documents(65536)
     cu = torch.tensor([0] + lengths).cumsum(0).cuda()
     x = make_inputs(1, 65536)
@@ -261,7 +265,9 @@ def main():
     parser.add_argument("--library", type=pathlib.Path, default=ROOT / "build-cuda/libcyfa_ops.so", help="the ops as torch loads them")
     parser.add_argument("--peers", type=pathlib.Path, default=ROOT / "build-cuda/peers", help="folder of the package fla; downloaded if it is not there")
     parser.add_argument("--repeats", type=int, default=30, help="timed calls each (default: %(default)s)")
-    parser.add_argument("--only", nargs="*", choices=["check", "op", "step", "context"], default=["check", "op", "step", "context"])
+    names = ["check", "op", "packed", "step", "context"]
+    parser.add_argument("--only", nargs="*", choices=names, default=names, help="parts to run (default: all)")
+    parser.add_argument("--add", action="store_true", help="keep what the file has of other parts, if it is of the same commit and GPU")
     parser.add_argument("--commit", default="", help="what the library was built from, where git cannot say")
     parser.add_argument("--json", type=pathlib.Path, help="the file to write (default: bench/results/DATE-GPU.json)")
     a = parser.parse_args()
@@ -282,12 +288,19 @@ def main():
     short = re.sub(r"[^A-Za-z0-9]+", "-", name.replace("NVIDIA", "").strip())
     path = a.json or ROOT / f"bench/results/{report['date']}-{short}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    if a.add and path.exists():
+        before = json.loads(path.read_text())
+        if any(before[key] != report[key] for key in ("commit", "gpu")):
+            sys.exit(f"gpu_bench: {path} is of commit {before['commit']} on {before['gpu']}, which cannot be added to")
+        report.update(errors=before["errors"], rows=before["rows"])
     if "check" in a.only:
         report["errors"] = {f"T{T}": check(T) for T in (512, 1024)}
-    parts = {"op": lambda: operator_rows(clock, bandwidth), "step": lambda: step_rows(clock, bandwidth), "context": lambda: context_rows(clock)}
+    parts = {"op": lambda: operator_rows(clock, bandwidth), "packed": lambda: packed_rows(clock, bandwidth), "step": lambda: step_rows(clock, bandwidth),
+             "context": lambda: context_rows(clock)}
+    same = lambda x, y: all(x.get(key) == y.get(key) for key in ("impl", "op", "pass", "B", "T", "sequences"))  # noqa: E731
     for part in (p for p in parts if p in a.only):
         for row in parts[part]():
-            report["rows"].append(row)
+            report["rows"] = [r for r in report["rows"] if not same(r, row)] + [row]
             path.write_text(json.dumps(report, indent=1) + "\n")  # what is there is not lost if the rest is interrupted
     say(f"{len(report['rows'])} rows in {path}")
 
