@@ -38,7 +38,10 @@ void end_broken_capture(at::cuda::CUDAGraph& graph) {
 }  // namespace
 
 at::Tensor StepGraph::step(const at::Tensor& ids, ModelState& state) {
-  if (model_.device().is_cpu() || refused_) return model_.step(weights_, ids, state);
+  // What is wrong with the ids is said by the step itself, and not while it is recorded.
+  const bool right = ids.dim() == 1 && ids.size(0) == state.sequences();
+  if (model_.device().is_cpu() || refused_ || !right) return model_.step(weights_, ids, state);
+  model_.check_ids(ids);
   if (!same_tensors(held_, state)) {
     recording_.reset();
     held_ = state;

@@ -1,4 +1,4 @@
-// A model's decoding step on a GPU as one launch: hundreds of small kernels are recorded once and replayed, since at small batches
+// A model's decoding step on a GPU as one launch: its many small kernels are recorded once and replayed, since at small batches
 // launching them takes longer than they do. Elsewhere, for states that grow (attention's) and for mixers whose step waits for the GPU, it
 // is CausalLM::step itself.
 #pragma once

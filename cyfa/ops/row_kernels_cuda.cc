@@ -83,6 +83,9 @@ at::Tensor conv_tasks(const std::vector<int64_t>& offsets, at::Device device) {
 bool norm_takes_cuda(const at::Tensor& x) { return takes_type(x) && rows::norm_cuda_takes(x.size(-1)); }
 bool swiglu_takes_cuda(const at::Tensor& x) { return takes_type(x) && x.numel() % 8 == 0; }
 bool conv_takes_cuda(const at::Tensor& x, int64_t taps) { return takes_type(x) && rows::conv_cuda_takes(x.size(-1), taps); }
+bool conv_step_takes_cuda(const at::Tensor& x, const at::Tensor& state) {
+  return takes_type(x) && rows::conv_step_cuda_takes(x.size(0)) && state.scalar_type() == at::kFloat && state.is_contiguous();
+}
 
 Norm norm_cuda(const at::Tensor& x, const at::Tensor& weight, double eps, const at::Tensor& gate, const at::Tensor& plus) {
   const c10::cuda::CUDAGuard guard(x.device());
@@ -195,6 +198,23 @@ ConvGrads conv_backward_cuda(const at::Tensor& x, const at::Tensor& weight, bool
     }
   }
   return out;
+}
+
+at::Tensor conv_step_cuda(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& state) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor y = like(x);
+  rows::ConvStepCuda p;
+  p.type = type_of(x);
+  p.batch = x.size(0);
+  p.width = x.size(1);
+  p.taps = weight.size(1);
+  p.x = data(x);
+  p.weight = weight.const_data_ptr<float>();
+  p.bias = static_cast<const float*>(data(bias));
+  p.state = state.data_ptr<float>();
+  p.y = written(y);
+  C10_CUDA_CHECK(rows::conv_step_cuda(p, stream()));
+  return y;
 }
 
 }  // namespace cyfa::ops::row_kernels

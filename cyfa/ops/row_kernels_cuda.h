@@ -8,6 +8,7 @@ namespace cyfa::ops::row_kernels {
 bool norm_takes_cuda(const at::Tensor& x);
 bool swiglu_takes_cuda(const at::Tensor& x);
 bool conv_takes_cuda(const at::Tensor& x, int64_t taps);
+bool conv_step_takes_cuda(const at::Tensor& x, const at::Tensor& state);
 
 // The convolution's tasks (rows::ConvTask) for sequences cut at `offsets`, on the device.
 at::Tensor conv_tasks(const std::vector<int64_t>& offsets, at::Device device);
@@ -29,5 +30,7 @@ at::Tensor conv_cuda(const at::Tensor& x, const at::Tensor& weight, const at::Te
                      const std::vector<int64_t>& offsets);
 ConvGrads conv_backward_cuda(const at::Tensor& x, const at::Tensor& weight, bool has_bias, const at::Tensor& before,
                              const std::vector<int64_t>& offsets, const at::Tensor& grad);
+// One token of each sequence, x [B, D] and weight [D, W]; state [B, W - 1, D] in fp32 moves on by it.
+at::Tensor conv_step_cuda(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& state);
 
 }  // namespace cyfa::ops::row_kernels

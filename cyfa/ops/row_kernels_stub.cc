@@ -25,6 +25,7 @@ namespace row_kernels {
 bool norm_takes_cuda(const at::Tensor&) { return false; }
 bool swiglu_takes_cuda(const at::Tensor&) { return false; }
 bool conv_takes_cuda(const at::Tensor&, int64_t) { return false; }
+bool conv_step_takes_cuda(const at::Tensor&, const at::Tensor&) { return false; }
 
 Norm norm_cuda(const at::Tensor&, const at::Tensor&, double, const at::Tensor&, const at::Tensor&) { absent(); }
 NormGrads norm_backward_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
@@ -38,6 +39,7 @@ ConvGrads conv_backward_cuda(const at::Tensor&, const at::Tensor&, bool, const a
                              const at::Tensor&) {
   absent();
 }
+at::Tensor conv_step_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) { absent(); }
 
 }  // namespace row_kernels
 }  // namespace cyfa::ops

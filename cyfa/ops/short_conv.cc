@@ -5,9 +5,7 @@
 #include "cyfa/kernels/rows/rows.h"
 #include "cyfa/ops/check.h"
 #include "cyfa/ops/row_kernels.h"
-#ifdef CYFA_CUDA
-#include "cyfa/ops/short_conv_step_cuda.h"
-#endif
+#include "cyfa/ops/row_kernels_cuda.h"
 
 namespace cyfa::ops {
 namespace {
@@ -136,11 +134,10 @@ at::Tensor short_conv_step(const at::Tensor& x, const at::Tensor& weight, const 
     }
     return y;
   }
-#ifdef CYFA_CUDA
-  if (x.is_cuda()) {
-    if (const at::Tensor y = short_conv_step_cuda(x, weight, bias, state); y.defined()) return y;
+  if (row_kernels::conv_step_takes_cuda(x, state)) {
+    return row_kernels::conv_step_cuda(x.contiguous(), weight.squeeze(1).to(at::kFloat).contiguous(),
+                                       bias ? bias->to(at::kFloat).contiguous() : at::Tensor(), state);
   }
-#endif
   const std::vector<at::Tensor> tap = taps(weight, state.scalar_type());
   const at::Tensor now = x.to(state.scalar_type());
   at::Tensor y = now * tap[0];

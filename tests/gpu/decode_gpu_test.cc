@@ -3,6 +3,7 @@
 #include <torch/cuda.h>
 
 #include "cyfa/decode/step_graph.h"
+#include "cyfa/ops/check.h"
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {
@@ -30,9 +31,13 @@ TEST_F(GpuDecode, AReplayedStepIsTheStep) {
     }
     for (size_t layer = 0; layer < plain.layers.size(); ++layer) {
       for (size_t i = 0; i < plain.layers[layer].size(); ++i) {
-        EXPECT_TRUE(same_bits(replayed.layers[layer][i].to(at::kCPU), plain.layers[layer][i].to(at::kCPU))) << "layer " << layer << " " << i;
+        EXPECT_TRUE(same_bits(replayed.layers[layer][i].to(at::kCPU), plain.layers[layer][i].to(at::kCPU)))
+            << "layer " << layer << " " << i;
       }
     }
+    EXPECT_THROW(graph.step(at::zeros({B + 1}, at::kLong), replayed), ops::ArgumentError);
+    EXPECT_THROW(graph.step(at::full({B}, model.config().vocab_size, at::kLong), replayed), ops::ArgumentError);
+    EXPECT_TRUE(graph.recorded());
     ModelState other = model.initial_state(B);
     graph.step(at::zeros({B}, at::kLong), other);
     EXPECT_FALSE(graph.recorded()) << "another state begins anew";

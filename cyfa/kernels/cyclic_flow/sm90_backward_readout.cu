@@ -363,17 +363,9 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
       wgmma_commit();
       get_blocks(at + pair_of_use(kProbs, n), strip, a);
       wgmma_wait<1>();
-      float mean0 = 0.0F;
-      float mean8 = 0.0F;
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const float2 x0 = unpack_half(a[i / 2][i % 2 * 2]);
-        const float2 x8 = unpack_half(a[i / 2][i % 2 * 2 + 1]);
-        mean0 = fmaf(x0.x, d_logits[4 * i], fmaf(x0.y, d_logits[4 * i + 1], mean0));
-        mean8 = fmaf(x8.x, d_logits[4 * i + 2], fmaf(x8.y, d_logits[4 * i + 3], mean8));
-      }
-      mean0 = quad_sum(mean0);
-      mean8 = quad_sum(mean8);
+      float mean0, mean8;
+      dot_of_rows(
+          a, d_logits, [](uint32_t x) { return unpack_half(x); }, mean0, mean8);
       get_blocks(at + pair_of_use(kProbs, n), strip, a);  // again: the compiler would else keep them unpacked
 #pragma unroll
       for (int i = 0; i < 16; ++i) {

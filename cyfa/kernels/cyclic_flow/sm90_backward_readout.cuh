@@ -175,12 +175,14 @@ __device__ __forceinline__ void dot_of_blocks(const uint32_t (&x)[4], const floa
 }
 
 // <x, d> of both rows, x packed.
-__device__ __forceinline__ void dot_of_rows(const uint32_t (&x)[8][4], const float (&d)[64], float& dot0, float& dot8) {
+template <typename Unpack>
+__device__ __forceinline__ void dot_of_rows(const uint32_t (&x)[8][4], const float (&d)[64], const Unpack& unpacked, float& dot0,
+                                            float& dot8) {
   dot0 = dot8 = 0.0F;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    const float2 x0 = unpack_apart(x[i / 2][i % 2 * 2]);
-    const float2 x8 = unpack_apart(x[i / 2][i % 2 * 2 + 1]);
+    const float2 x0 = unpacked(x[i / 2][i % 2 * 2]);
+    const float2 x8 = unpacked(x[i / 2][i % 2 * 2 + 1]);
     dot0 = fmaf(x0.x, d[4 * i], fmaf(x0.y, d[4 * i + 1], dot0));
     dot8 = fmaf(x8.x, d[4 * i + 2], fmaf(x8.y, d[4 * i + 3], dot8));
   }

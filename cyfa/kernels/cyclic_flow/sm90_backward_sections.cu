@@ -112,7 +112,8 @@ __device__ __forceinline__ void weights_of_half(const Sm90BackwardParams& p, con
   scale_rows(d_weights, power_of_2(s.tokens.gate(row).x), power_of_2(s.tokens.gate(row + 8).x));
   {
     float read0, read8;
-    dot_of_rows(weights, d_weights, read0, read8);
+    dot_of_rows(
+        weights, d_weights, [](uint32_t x) { return unpack_apart(x); }, read0, read8);
     if (lane % 4 == 0 && valid0) w.read[kValues][scalars] = read0;
     if (lane % 4 == 0 && valid8) w.read[kValues][scalars + 8] = read8;
   }

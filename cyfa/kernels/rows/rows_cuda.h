@@ -118,6 +118,19 @@ int64_t conv_parts_columns(const ConvCuda& p);
 cudaError_t conv_cuda(const ConvCuda& p, cudaStream_t stream);
 cudaError_t conv_backward_cuda(const ConvCuda& p, cudaStream_t stream);
 
+// One token of each of `batch` sequences; their pasts move on by it.
+struct ConvStepCuda {
+  RowType type = RowType::kFloat32;  // of x and y
+  int64_t batch = 0, width = 0, taps = 0;
+  const void* x = nullptr;        // [batch, width]
+  const float* weight = nullptr;  // [width, taps], the newest token's tap last
+  const float* bias = nullptr;    // [width] or null
+  float* state = nullptr;         // [batch, taps - 1, width], the newest last
+  void* y = nullptr;              // [batch, width]
+};
+bool conv_step_cuda_takes(int64_t batch);
+cudaError_t conv_step_cuda(const ConvStepCuda& p, cudaStream_t stream);
+
 // Gates of a mixer with forgetting and a clock: log_alpha = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b + b_bias),
 // delta = sigmoid(d + d_bias), of columns a, b, d that stand side by side in rows of x.
 constexpr int64_t kGateParts = 128;
