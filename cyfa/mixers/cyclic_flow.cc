@@ -24,9 +24,8 @@ class CyclicFlowMixer final : public Mixer {
   const std::vector<StateSpec>& state() const override { return state_; }
   MixerOutput forward(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens,
                       const MixerState* initial) const override;
-  std::vector<at::Tensor> derive(const Weights& w) const override {
-    return {ops::cyclic_flow_readout_table(readout(w, w[o_proj_].device()))};
-  }
+  // The readout's table; on a GPU in bf16 also the weights as step_packed takes them (flow_weights).
+  std::vector<at::Tensor> derive(const Weights& w) const override;
   at::Tensor step(const Weights& w, const std::vector<at::Tensor>& derived, const at::Tensor& x, MixerState& state) const override;
   std::vector<std::pair<std::string, double>> health(const Weights& w, const at::Tensor& x) const override;
   std::optional<MemoryView> view(const MixerState& state) const override {
@@ -57,6 +56,7 @@ class CyclicFlowMixer final : public Mixer {
   std::optional<at::Tensor> norm(const Weights& w, ParameterId id) const { return c_.qk_norm ? std::optional(w[id]) : std::nullopt; }
   bool packable() const;
   MixerOutput forward_packed(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens) const;
+  ops::FlowWeights flow_weights(const Weights& w, const std::vector<at::Tensor>& derived) const;
   double read_entropy(const Weights& w, const at::Tensor& x, const MixerState& state) const;
   double output_eps() const {  // RMSNorm(m o) with eps is RMSNorm(o) with eps / m^2
     const auto m = static_cast<double>(c_.slots - 1);
@@ -207,8 +207,63 @@ MixerOutput CyclicFlowMixer::forward(const Weights& w, const at::Tensor& x, cons
   return out;
 }
 
+std::vector<at::Tensor> CyclicFlowMixer::derive(const Weights& w) const {
+  std::vector<at::Tensor> derived = {ops::cyclic_flow_readout_table(readout(w, w[o_proj_].device()))};
+  if (!ops::packs_on(w[o_proj_].device()) || !packable() || w[o_proj_].scalar_type() != at::kBFloat16) return derived;
+  std::vector<at::Tensor> rows;
+  int64_t count = 0;
+  for (const ParameterId id : {streams_[0].projection, streams_[1].projection, streams_[2].projection, gate_down_, a_proj_, b_proj_, d_proj_}) {
+    rows.push_back(w[id]);
+    count += w[id].size(0);
+  }
+  rows.push_back(at::zeros({(8 - count % 8) % 8, w[o_proj_].size(0)}, rows[0].options()));
+  derived.push_back(at::cat(rows));
+  derived.push_back(w[gate_bias_].to(at::kBFloat16));
+  const auto single = [&](ParameterId id) { derived.push_back(w[id].to(at::kFloat).contiguous()); };
+  for (const ParameterId id : {dt_bias_, A_log_, b_bias_, d_bias_}) single(id);
+  for (const Stream& s : streams_) single(s.conv);
+  for (const Stream& s : streams_) {
+    if (c_.conv_bias) single(s.conv_bias);
+  }
+  return derived;
+}
+
+ops::FlowWeights CyclicFlowMixer::flow_weights(const Weights& w, const std::vector<at::Tensor>& derived) const {
+  auto next = derived.begin() + 1;
+  ops::FlowWeights f;
+  f.projection.value = *next++;
+  f.gate_bias = *next++;
+  for (ops::Summed* s : {&f.dt_bias, &f.A_log, &f.b_bias, &f.d_bias}) s->value = *next++;
+  for (ops::Summed& s : f.conv) s.value = *next++;
+  for (ops::Summed& s : f.conv_bias) {
+    if (c_.conv_bias) s.value = *next++;
+  }
+  f.gate_up.value = w[gate_up_];
+  return f;
+}
+
 at::Tensor CyclicFlowMixer::step(const Weights& w, const std::vector<at::Tensor>& derived, const at::Tensor& x, MixerState& state) const {
   const int64_t B = x.size(0), H = c_.heads;
+  ops::CyclicFlowStepInputs in;
+  in.readout_table = derived.at(0);
+  in.q_norm_weight = norm(w, q_norm_);
+  in.k_norm_weight = norm(w, k_norm_);
+  ops::CyclicFlowOptions options;
+  options.norm_eps = c_.norm_eps;
+  const auto read = [&](const at::Tensor& gate) {
+    const at::Tensor o = ops::cyclic_flow_step(in, {state[kKeys], state[kValues], state[kClock]}, options);
+    return ops::linear_step(gated(w, o, gate), w[o_proj_]);
+  };
+  if (derived.size() > 1) {
+    const ops::FlowStreams s = ops::flow_step(x, flow_weights(w, derived), {state[kConvs], state[kConvs + 1], state[kConvs + 2]});
+    in.q = s.q.view({B, H, c_.K});
+    in.k = s.k.view({B, H, c_.K});
+    in.v = s.v.view({B, H, c_.V});
+    in.log_alpha = s.log_alpha;
+    in.delta = s.delta;
+    in.beta = s.beta;
+    return read(s.gate);
+  }
   std::vector<ops::LinearWeight> weights = {{w[streams_[0].projection], {}},
                                             {w[streams_[1].projection], {}},
                                             {w[streams_[2].projection], {}},
@@ -227,21 +282,13 @@ at::Tensor CyclicFlowMixer::step(const Weights& w, const std::vector<at::Tensor>
     }
     qkv[i] = one.view({B, H, s.width / H});
   }
-  ops::CyclicFlowStepInputs in;
   in.q = qkv[0];
   in.k = qkv[1];
   in.v = qkv[2];
   in.beta = ops::sigmoid_gate(y[4]);
   in.delta = ops::sigmoid_gate(c_.constant_clock ? clock_bias(w).expand({B, H}) : y[5]);
   in.log_alpha = log_alpha(w, c_.forget_gate ? y.back() : in.beta);
-  in.readout_table = derived.at(0);
-  in.q_norm_weight = norm(w, q_norm_);
-  in.k_norm_weight = norm(w, k_norm_);
-  ops::CyclicFlowOptions options;
-  options.norm_eps = c_.norm_eps;
-  const at::Tensor o = ops::cyclic_flow_step(in, {state[kKeys], state[kValues], state[kClock]}, options);
-  const at::Tensor gate = ops::linear_step(y[3], w[gate_up_], w[gate_bias_].to(x.scalar_type()));
-  return ops::linear_step(gated(w, o, gate), w[o_proj_]);
+  return read(ops::linear_step(y[3], w[gate_up_], w[gate_bias_].to(x.scalar_type())));
 }
 
 // Clock increments and gates over all tokens; slots and reading at the last one.

@@ -38,6 +38,8 @@ struct Weights {
   std::vector<std::vector<at::Tensor>> derived;  // by layer: Mixer::derive; empty where no step will be taken
   // A training step on a GPU (PackedWeights): the table's packs, by their first member; those parameters are not among the tensors then.
   std::vector<ops::Summed> packed;
+  // Steps on a GPU in bf16: by layer, the two matrices of a SwiGLU as one; empty elsewhere.
+  std::vector<at::Tensor> gate_up;
 
   bool packs(ParameterId id) const { return id < packed.size() && packed[id].defined(); }
   const at::Tensor& operator[](ParameterId id) const { return tensors[id]; }

@@ -78,6 +78,10 @@ Weights CausalLM::step_weights(std::optional<at::ScalarType> compute) const {
   const at::NoGradGuard no_grad;
   Weights w = weights(compute);
   for (const Layer& layer : layers_) w.derived.push_back(layer.mixer->derive(w));
+  const bool single = w[norm_].scalar_type() == at::kFloat && w[head_weight()].scalar_type() == at::kBFloat16;
+  if (single && ops::packs_on(device()) && ops::packs_norm(config_.backbone.hidden_size) && ops::packs_columns(config_.intermediate_size)) {
+    for (const Layer& layer : layers_) w.gate_up.push_back(at::cat({w[layer.gate], w[layer.up]}));
+  }
   return w;
 }
 
@@ -223,6 +227,20 @@ at::Tensor CausalLM::step(const Weights& w, const at::Tensor& ids, ModelState& s
   ops::check::shape(kOp, "ids", ids, {{"B", state.sequences()}});
   const double eps = config_.backbone.norm_eps;
   at::Tensor x = embed(w, ids);
+  if (!w.gate_up.empty()) {
+    at::Tensor plus;  // not yet added: the next norm does it
+    const auto norm = [&](ParameterId weight) {
+      const ops::AddedNorm added = ops::add_rms_norm(x, plus, {w[weight], {}}, eps);
+      x = added.sum;
+      return added.normed;
+    };
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const Layer& layer = layers_[i];
+      plus = layer.mixer->step(w, w.derived.at(i), norm(layer.mixer_norm), state.layers[i]);
+      plus = at::linear(ops::swiglu_halves(at::linear(norm(layer.mlp_norm), w.gate_up[i])), w[layer.down]);
+    }
+    return at::linear(norm(norm_), w[head_weight()]).to(at::kFloat);
+  }
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
     x = x + layer.mixer->step(w, w.derived.at(i), ops::rms_norm(x, w[layer.mixer_norm], eps), state.layers[i]);

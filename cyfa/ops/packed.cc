@@ -167,6 +167,20 @@ struct FlowColumns {
   int64_t stride() const { return (all + 63) / 64 * 64; }
 };
 
+rows::GatesCuda gates_params(const FlowWeights& w, const FlowColumns& c, const at::Tensor& y) {
+  rows::GatesCuda p;
+  p.type = kType;
+  p.rows = y.size(0);
+  p.heads = c.heads;
+  p.stride = y.stride(0);
+  p.x = column(y, c.gates());
+  p.dt_bias = floats(w.dt_bias.value);
+  p.A_log = floats(w.A_log.value);
+  p.b_bias = floats(w.b_bias.value);
+  p.d_bias = floats(w.d_bias.value);
+  return p;
+}
+
 class FlowProjections : public torch::autograd::Function<FlowProjections> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const FlowWeights& w, const std::vector<int64_t>& offsets) {
@@ -272,20 +286,6 @@ class FlowProjections : public torch::autograd::Function<FlowProjections> {
     }
     return p;
   }
-
-  static rows::GatesCuda gates_params(const FlowWeights& w, const FlowColumns& c, const at::Tensor& y) {
-    rows::GatesCuda p;
-    p.type = kType;
-    p.rows = y.size(0);
-    p.heads = c.heads;
-    p.stride = c.stride();
-    p.x = column(y, c.gates());
-    p.dt_bias = floats(w.dt_bias.value);
-    p.A_log = floats(w.A_log.value);
-    p.b_bias = floats(w.b_bias.value);
-    p.d_bias = floats(w.d_bias.value);
-    return p;
-  }
 };
 
 // Logits that are there at once: 512 MB, few enough products to fill a GPU.
@@ -361,6 +361,36 @@ FlowStreams flow_streams(const at::Tensor& x, const FlowWeights& w, const std::o
   }
   const variable_list out = FlowProjections::apply(x, w, offsets);
   return {out[0], out[1], out[2], out[3], out[4], out[5], out[6]};
+}
+
+FlowStreams flow_step(const at::Tensor& x, const FlowWeights& w, const std::array<at::Tensor, 3>& past) {
+  check::shape("flow_step", "x", x, {{"B", -1}, {"D", w.projection.value.size(1)}});
+  const c10::cuda::CUDAGuard guard(x.device());
+  const FlowColumns c(w);
+  const int64_t B = x.size(0);
+  const at::Tensor y = at::mm(x, w.projection.value.t());
+  at::Tensor out[3];
+  rows::ConvStepCuda conv;
+  conv.type = kType;
+  conv.batch = B;
+  conv.taps = w.conv[0].value.size(2);
+  conv.streams = 3;
+  conv.x_stride = y.stride(0);
+  for (size_t i = 0, at = 0; i < 3; at += static_cast<size_t>(c.width[i]), ++i) {
+    out[i] = at::empty({B, c.width[i]}, x.options());
+    conv.stream[i] = {c.width[i], column(y, static_cast<int64_t>(at)), floats(w.conv[i].value), floats(w.conv_bias[i].value),
+                      past[i].data_ptr<float>(), out[i].mutable_data_ptr()};
+  }
+  C10_CUDA_CHECK(rows::conv_step_cuda(conv, stream()));
+  const auto single = x.options().dtype(at::kFloat);
+  const at::Tensor log_alpha = at::empty({B, c.heads}, single), beta = at::empty_like(log_alpha), delta = at::empty_like(log_alpha);
+  rows::GatesCuda gates = gates_params(w, c, y);
+  gates.log_alpha = log_alpha.data_ptr<float>();
+  gates.beta = beta.data_ptr<float>();
+  gates.delta = delta.data_ptr<float>();
+  C10_CUDA_CHECK(rows::gates_cuda(gates, stream()));
+  const at::Tensor gate = at::addmm(w.gate_bias, y.narrow(1, c.gate(), c.rank), w.gate_up.value.t());
+  return {out[0], out[1], out[2], log_alpha, beta, delta, gate};
 }
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const Summed& weight, const at::Tensor& targets) {

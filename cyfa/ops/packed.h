@@ -7,6 +7,7 @@
 
 #include <torch/types.h>
 
+#include <array>
 #include <optional>
 
 namespace cyfa::ops {
@@ -57,6 +58,9 @@ struct FlowStreams {
   at::Tensor gate;                    // [B, T, H V]
 };
 FlowStreams flow_streams(const at::Tensor& x, const FlowWeights& w, const std::optional<at::Tensor>& cu_seqlens);
+// The same of one token, x [B, D], without autograd: results [B, ...]. The convolutions' pasts, [B, taps - 1, width] in fp32, move on.
+// gate_bias is in bf16 here.
+FlowStreams flow_step(const at::Tensor& x, const FlowWeights& w, const std::array<at::Tensor, 3>& past);
 
 // As in cross_entropy.h.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const Summed& weight, const at::Tensor& targets);

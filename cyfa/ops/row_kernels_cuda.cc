@@ -206,13 +206,9 @@ at::Tensor conv_step_cuda(const at::Tensor& x, const at::Tensor& weight, const a
   rows::ConvStepCuda p;
   p.type = type_of(x);
   p.batch = x.size(0);
-  p.width = x.size(1);
   p.taps = weight.size(1);
-  p.x = data(x);
-  p.weight = weight.const_data_ptr<float>();
-  p.bias = static_cast<const float*>(data(bias));
-  p.state = state.data_ptr<float>();
-  p.y = written(y);
+  p.x_stride = x.size(1);
+  p.stream[0] = {x.size(1), data(x), weight.const_data_ptr<float>(), static_cast<const float*>(data(bias)), state.data_ptr<float>(), written(y)};
   C10_CUDA_CHECK(rows::conv_step_cuda(p, stream()));
   return y;
 }

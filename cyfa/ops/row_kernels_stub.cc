@@ -18,6 +18,7 @@ at::Tensor swiglu_halves(const at::Tensor&) { absent(); }
 AddedNorm add_rms_norm(const at::Tensor&, const at::Tensor&, const Summed&, double) { absent(); }
 at::Tensor gated_rms_norm(const at::Tensor&, const Summed&, double, const at::Tensor&, const at::Tensor&) { absent(); }
 FlowStreams flow_streams(const at::Tensor&, const FlowWeights&, const std::optional<at::Tensor>&) { absent(); }
+FlowStreams flow_step(const at::Tensor&, const FlowWeights&, const std::array<at::Tensor, 3>&) { absent(); }
 at::Tensor linear_cross_entropy(const at::Tensor&, const Summed&, const at::Tensor&) { absent(); }
 
 namespace row_kernels {

@@ -44,5 +44,29 @@ TEST_F(GpuDecode, AReplayedStepIsTheStep) {
   }
 }
 
+// In bf16 projections of one input are one product, and norms add the residual: another rounding of the same step, judged by fp32.
+TEST_F(GpuDecode, APackedStepIsAsGoodAsTheStep) {
+  CausalLM narrow(ModelConfig::read(std::string(CYFA_SOURCE_DIR) + "/configs/cyfa-9m.json"));
+  narrow.initialise(1, at::kBFloat16, at::kCUDA);
+  CausalLM wide(narrow.config());
+  wide.initialise(1, at::kFloat, at::kCUDA);
+  for (size_t id = 0; id < wide.parameters().size(); ++id) wide.parameters()[id].copy_(narrow.parameters()[id]);
+  const Weights packed = narrow.step_weights(), exact = wide.step_weights();
+  ASSERT_FALSE(packed.gate_up.empty());
+  Weights plain = packed;
+  plain.gate_up.clear();
+  for (std::vector<at::Tensor>& derived : plain.derived) derived.resize(1);
+  for (const int64_t B : {1, 5}) {
+    ModelState of_packed = narrow.initial_state(B), of_plain = narrow.initial_state(B), of_exact = wide.initial_state(B);
+    for (int64_t t = 0; t < 20; ++t) {
+      const at::Tensor ids = at::randint(0, narrow.config().vocab_size, {B}, at::kLong);
+      const at::Tensor want = wide.step(exact, ids, of_exact);
+      const double error = relative_l2(narrow.step(packed, ids, of_packed).to(at::kCPU), want.to(at::kCPU));
+      const double of_others = relative_l2(narrow.step(plain, ids, of_plain).to(at::kCPU), want.to(at::kCPU));
+      EXPECT_LT(error, 1.5 * of_others + 2e-3) << "token " << t << ", batch " << B;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace cyfa::test

@@ -119,14 +119,19 @@ cudaError_t conv_cuda(const ConvCuda& p, cudaStream_t stream);
 cudaError_t conv_backward_cuda(const ConvCuda& p, cudaStream_t stream);
 
 // One token of each of `batch` sequences; their pasts move on by it.
-struct ConvStepCuda {
-  RowType type = RowType::kFloat32;  // of x and y
-  int64_t batch = 0, width = 0, taps = 0;
-  const void* x = nullptr;        // [batch, width]
+struct ConvStepStream {
+  int64_t width = 0;
+  const void* x = nullptr;        // [batch, width] at ConvStepCuda::x_stride
   const float* weight = nullptr;  // [width, taps], the newest token's tap last
   const float* bias = nullptr;    // [width] or null
   float* state = nullptr;         // [batch, taps - 1, width], the newest last
   void* y = nullptr;              // [batch, width]
+};
+struct ConvStepCuda {
+  RowType type = RowType::kFloat32;  // of x and y
+  int64_t batch = 0, taps = 0, x_stride = 0;
+  int streams = 1;
+  ConvStepStream stream[ConvCuda::kStreams];
 };
 bool conv_step_cuda_takes(int64_t batch);
 cudaError_t conv_step_cuda(const ConvStepCuda& p, cudaStream_t stream);
