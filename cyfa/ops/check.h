@@ -39,7 +39,7 @@ void scale(const char* op, double scale);                      // finite
 void norm_eps(const char* op, double norm_eps);                // at least 0
 
 // Gates on a CPU are scanned for NaN and positive values (one pass over [B, T, H]); on a GPU that would cost a
-// synchronisation, so a bad gate there shows as NaN in the output.
+// synchronisation, so NaN there goes on to the output, and a positive gate lets the state grow.
 void log_alpha(const char* op, const at::Tensor& log_alpha, const char* name = "log_alpha");
 
 }  // namespace check

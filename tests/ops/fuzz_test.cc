@@ -81,7 +81,10 @@ class Fuzzer {
         return;
       case 5:
         if (x.numel() == 0 || !x.is_contiguous()) return;
-        if ((name == "log_alpha" || name == "log_gamma") && x.is_floating_point()) x.flatten()[pick(0, x.numel() - 1)] = one_of<double>({0.5, NAN});
+        if ((name == "log_alpha" || name == "log_gamma") && x.is_floating_point()) {
+          if (!test_device().is_cpu()) return;  // there the values of gates are not looked at
+          x.flatten()[pick(0, x.numel() - 1)] = one_of<double>({0.5, NAN});
+        }
         if (name == "cu_seqlens") x.flatten()[pick(0, x.numel() - 1)] = pick(-1, 30);
         return;
       default:
