@@ -26,10 +26,16 @@ inline cudaError_t make_tensor_map(CUtensorMap& map, const void* matrix, int64_t
   const cuuint64_t row_bytes[1] = {static_cast<cuuint64_t>(stride) * 2};
   const cuuint32_t box[2] = {kPanelColumns, static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t step[2] = {1, 1};
-  const CUresult result = reinterpret_cast<Encode>(encode)(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void*>(matrix), size,
-                                                           row_bytes, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  const auto describe = [&] {
+    return reinterpret_cast<Encode>(encode)(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void*>(matrix), size, row_bytes, box, step,
+                                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  if (describe() == CUDA_SUCCESS) return cudaSuccess;
+  // The driver's call, unlike the runtime's, does not give a new thread its context: the first of autograd's had none.
+  const cudaError_t status = cudaFree(nullptr);
+  if (status != cudaSuccess) return status;
+  return describe() == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 // One arrival at the barrier, which then also waits for `bytes` to come.
