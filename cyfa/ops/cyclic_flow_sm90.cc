@@ -112,6 +112,7 @@ struct KernelInputs {
     p.log_alpha = log_alpha.const_data_ptr<float>();
     p.delta = delta.const_data_ptr<float>();
     p.beta = beta.const_data_ptr<float>();
+    p.readout = readout.const_data_ptr<float>();
     if (in.q_norm_weight) {
       q_weight = plain(*in.q_norm_weight, at::kFloat);
       p.q_norm_weight = q_weight.const_data_ptr<float>();
@@ -146,12 +147,7 @@ void run_forward(const KernelInputs& inputs, const CyclicFlowSaved& saved, bool 
   p.kept = kept_in(saved, with_scores);
   const at::Tensor workspace = at::empty({cyclic_flow::sm90_forward_workspace(p)}, o.options().dtype(at::kByte));
   p.workspace = workspace.data_ptr();
-  const int64_t P = cyclic_flow::sm90_filled_slots(p.M);
-  const at::Tensor table = at::empty({p.H, 2, P, P}, o.options());
-  p.table = table.const_data_ptr();
-  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
-  C10_CUDA_CHECK(cyclic_flow::sm90_readout_table(inputs.readout.const_data_ptr<float>(), p.H, p.M, table.data_ptr(), stream));
-  C10_CUDA_CHECK(cyclic_flow::sm90_forward(p, stream));
+  C10_CUDA_CHECK(cyclic_flow::sm90_forward(p, c10::cuda::getCurrentCUDAStream()));
 }
 
 }  // namespace

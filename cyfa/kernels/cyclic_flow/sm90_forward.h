@@ -45,7 +45,7 @@ struct Sm90ForwardParams {
   const float* log_alpha = nullptr;  // [T, H]
   const float* delta = nullptr;
   const float* beta = nullptr;
-  const void* table = nullptr;           // [H, 2, P, P] bf16: R Phi in stored order as high and low part, then zeros
+  const float* readout = nullptr;        // [H, m, m]
   const float* q_norm_weight = nullptr;  // [K] or null
   const float* k_norm_weight = nullptr;
   float scale = 1.0F, norm_eps = 1e-6F;
@@ -64,9 +64,6 @@ struct Sm90ForwardParams {
   int32_t longest = 0;        // tiles of the longest sequence, which saves workspace; 0: not known
   int32_t section = 0;        // of a launch that is for one section
 };
-
-// The table of Sm90ForwardParams from a readout [H, m, m].
-cudaError_t sm90_readout_table(const float* readout, int32_t H, int32_t M, void* table, cudaStream_t stream);
 
 // `tiles` may be more than there are.
 Sm90KeptBytes sm90_kept_bytes(int64_t T, int64_t H, int64_t tiles, int64_t M);

@@ -21,7 +21,7 @@ constexpr float kRadians = 1.4629180792671596e-9F;  // 2 pi / 2^32
 constexpr int kWalkTiles = 64;
 constexpr int kSegmentTiles = 16;
 // Where a sequence has more tiles than this, their sums of delta have a launch of their own.
-constexpr int kSumTiles = 32;
+constexpr int kSumTiles = 64;
 
 // Numbers of a launch that follow from M and its section.
 struct Slots {
