@@ -14,7 +14,6 @@
 #include "cyfa/kernels/cyclic_flow/sm90_backward.h"
 #include "cyfa/kernels/cyclic_flow/sm90_forward.h"
 #include "cyfa/ops/cyclic_flow_impl.h"
-#include "cyfa/ops/cyclic_flow_readout.h"
 
 namespace cyfa::ops {
 namespace {
@@ -199,8 +198,7 @@ CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const 
     return x.scalar_type() == at::kFloat && x.is_contiguous() ? x : at::empty(x.sizes(), single);
   };
   const at::Tensor log_alpha = target(out.log_alpha), delta = target(out.delta), beta = target(out.beta);
-  const int64_t P = cyclic_flow::sm90_filled_slots(s.M);
-  const at::Tensor table = at::empty({s.H, P, P}, single);
+  const at::Tensor readout = target(out.readout);
   at::Tensor q_weight, k_weight, state_k, state_v, clock;
 
   cyclic_flow::Sm90BackwardParams p;
@@ -225,7 +223,7 @@ CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const 
   p.d_log_alpha = log_alpha.data_ptr<float>();
   p.d_delta = delta.data_ptr<float>();
   p.d_beta = beta.data_ptr<float>();
-  p.d_table = table.data_ptr<float>();
+  p.d_readout = readout.data_ptr<float>();
   if (in.q_norm_weight) {
     q_weight = target(out.q_norm_weight);
     p.d_q_norm_weight = q_weight.data_ptr<float>();
@@ -252,7 +250,7 @@ CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const 
   finish(out.log_alpha, log_alpha);
   finish(out.delta, delta);
   finish(out.beta, beta);
-  finish(out.readout, readout_table_backward(table.narrow(1, 0, s.M).narrow(2, 0, s.M)));
+  finish(out.readout, readout);
   finish(out.q_norm_weight, q_weight);
   finish(out.k_norm_weight, k_weight);
   finish(out.initial_state.k, state_k);

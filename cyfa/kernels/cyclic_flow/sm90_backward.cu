@@ -31,195 +31,309 @@ __device__ __forceinline__ double lanes_sum(double x) {
   return x;
 }
 
-// Sums over both sections, where there are two: the second's workspace lies `next` floats after the first's.
-__device__ __forceinline__ double over_sections(const float* x, int64_t at, int64_t next) {
-  return next > 0 ? static_cast<double>(x[at]) + x[at + next] : static_cast<double>(x[at]);
-}
-
-// Of tile `tile_index`, this thread's token: what it has of X(W, dW) from the tile's end state, both passes.
-__device__ __forceinline__ double crossing_of(const Sm90BackwardParams& p, const Workspace& w, int tile_index, int h, int64_t next) {
-  const Tile tile = p.in.tile[tile_index];
-  const int i = static_cast<int>(threadIdx.x) % kC;
-  const int64_t at = h * p.in.T + tile.token + i;
-  return i < tile.tokens ? over_sections(w.crossing[kKeys], at, next) + over_sections(w.crossing[kValues], at, next) : 0.0;
-}
-
-// <S, dS'> and X(S, dS') of what passes through a whole tile, by 16 lanes.
-__device__ __forceinline__ double2 passing(const Sm90BackwardParams& p, const Workspace& w, int tile_index, int h, int64_t next) {
+// <S, dS'> and X(S, dS') of what passes through a whole tile, by 16 lanes; `last` is the place of its last token in [H, T].
+template <int kSections>
+__device__ __forceinline__ double2 passing(const Workspace& w, int64_t tile_and_head, int64_t last, int64_t next) {
   static_assert(kWholeParts == 16);
-  const Tile tile = p.in.tile[tile_index];
-  const float4* parts = reinterpret_cast<const float4*>(w.whole + (static_cast<int64_t>(tile_index) * p.in.H + h) * 2 * kWholeParts);
-  const float4 two = parts[threadIdx.x % 16];
-  double2 sum = make_double2(static_cast<double>(two.x) + two.z, static_cast<double>(two.y) + two.w);
-  if (next > 0) {
-    const float4 more = parts[threadIdx.x % 16 + next / 4];
-    sum = make_double2(sum.x + more.x + more.z, sum.y + more.y + more.w);
+  const float4* parts = reinterpret_cast<const float4*>(w.whole + tile_and_head * 2 * kWholeParts) + threadIdx.x % 16;
+  double2 sum = make_double2(0.0, 0.0);
+#pragma unroll
+  for (int section = 0; section < kSections; ++section) {
+    const float4 two = parts[section * next / 4];
+    sum = make_double2(sum.x + (static_cast<double>(two.x) + two.z), sum.y + (static_cast<double>(two.y) + two.w));
   }
-  const double decay = power_of_2(w.gate[h * p.in.T + tile.token + tile.tokens - 1].x);
+  const double decay = power_of_2(w.gate[last].x);
   return make_double2(decay * lanes_sum<16>(sum.x), decay * lanes_sum<16>(sum.y) * w.slots.turn);
 }
 
-// The gates' and the clocks' gradients of two tiles of a head each. Half a block a tile.
+__device__ __forceinline__ void copy_async_4(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+constexpr int kHeads = 4;                // of a block: a token's heads are neighbours in memory
+constexpr int kTiles = kWarps / kHeads;  // and tiles: a warp takes a tile of a head, a lane four tokens
+constexpr int kPitch = kC + 8;           // of a head's tokens in shared memory: heads on banks of their own
+static_assert(kC == 4 * 32);
+
+// Four neighbouring tokens' numbers of each of N arrays, zeros from `real` on; all loads before the first use.
+template <int N>
+__device__ __forceinline__ void load_tokens(float (&x)[N][4], const float* const (&from)[N], int64_t at, int real) {
+  if (real >= 4 && at % 4 == 0) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const float4 four = *reinterpret_cast<const float4*>(from[n] + at);
+      x[n][0] = four.x, x[n][1] = four.y, x[n][2] = four.z, x[n][3] = four.w;
+    }
+  } else {
+    at += anew(0);  // or addresses are found before the branch, for both sides
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[n][i] = i < real ? from[n][at + i] : 0.0F;
+    }
+  }
+}
+
+// Where a thread's k-th number of a block lies in [T, H]: half a tile of four heads at a time.
+struct Place {
+  int head, i;
+  int64_t at;
+  bool some;
+
+  __device__ __forceinline__ Place(const Sm90BackwardParams& p, int first_tile, int heads, int k) {
+    static_assert(kThreads == kC / 2 * kHeads);
+    head = static_cast<int>(threadIdx.x) % kHeads;
+    i = k % 2 * (kC / 2) + static_cast<int>(threadIdx.x) / kHeads;
+    const Tile tile = p.in.tile[min(first_tile + k / 2, p.in.tiles - 1)];
+    at = (tile.token + i) * p.in.H + heads + head;
+    some = first_tile + k / 2 < p.in.tiles && heads + head < p.in.H && i < tile.tokens;
+  }
+};
+
+__device__ __forceinline__ double sum_of(const float (&x)[4]) {
+  return (static_cast<double>(x[0]) + static_cast<double>(x[1])) + (static_cast<double>(x[2]) + static_cast<double>(x[3]));
+}
+
+// The gates' and the clocks' gradients of two tiles, four heads each.
 // Gate s has its share of: pairs and reads of the state that end at s or later and begin before it, writes that come before it and reach
 // the tile's end, and what passes through the whole tile.
 // ddelta of a token is the sum of dclock from it on, which is the sum over all pairs that it parts. At a tile's end that is known from its
 // end state alone, so no error is carried from tile to tile; and what a tile's own sum misses at its start, known from the tile before, is
 // taken back evenly. Where a sequence starts from nothing, nothing is parted at its start (Proposition 6).
+template <int kSections>
 __device__ __forceinline__ void token_gradients(const Sm90BackwardParams& p, const Workspace& w, int block, int64_t next) {
-  constexpr int kHalf = kWarps / 2;
-  // Of the warps: sums of what is scanned, and of what crosses the tile's end, its start and the sequence's end. Of the halves: what passes
-  // through the tile, the one before and the sequence's last.
-  __shared__ double scanned[3][kWarps];
-  __shared__ double crossing[3][kWarps];
-  __shared__ double2 through[3][2];
-  const int half = static_cast<int>(threadIdx.x) / kC;
+  __shared__ float results[kTiles][4][kHeads][kPitch];  // gradients of log_alpha, delta and beta; log_alpha
+  const int groups = (p.in.H + kHeads - 1) / kHeads;
+  const int heads = block % groups * kHeads;
+  const int first_of_block = block / groups * kTiles;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int unit = 2 * block + half;
-  const bool some = unit < p.in.tiles * p.in.H;
-  const int h = unit % p.in.H;
-  const int tile_index = some ? unit / p.in.H : 0;
-  const Tile tile = p.in.tile[tile_index];
-  const int i = static_cast<int>(threadIdx.x) % kC;
-  const bool real = some && i < tile.tokens;
-  const bool first = p.in.first_tile[tile.sequence] == tile_index;
-  const int last = p.in.first_tile[tile.sequence + 1] - 1;
-  const bool given = p.grad_final_k != nullptr || p.grad_final_v != nullptr;
-  const int64_t at = h * p.in.T + tile.token + i;
-  const int64_t to = (tile.token + i) * p.in.H + h;
-  double later = 0.0;
-  double written = 0.0;
-  double clock = 0.0;
-  double beta = 0.0;
-  bool shut = false;
-  if (real) {
-    const auto sum = [&](const float* x) { return over_sections(x, at, next); };
-    later = (sum(w.later[0]) - sum(w.earlier[0])) + (sum(w.later[1]) - sum(w.earlier[1])) + sum(w.read[0]) + sum(w.read[1]);
-    written = sum(w.written[0]) + sum(w.written[1]);
-    clock = sum(w.turned[2]) - sum(w.turned[0]) - sum(w.turned[1]);
-    beta = sum(w.beta[0]) + sum(w.beta[1]);
-    // The gradient has a factor alpha, which the sums show only up to their rounding.
-    shut = p.in.log_alpha[to] < -60.0F;
-  }
-  const double at_end_part = crossing_of(p, w, tile_index, h, next);
-  const double at_start_part = first ? 0.0 : crossing_of(p, w, tile_index - 1, h, next);
-  const double at_last_part = given ? crossing_of(p, w, last, h, next) : 0.0;
-  if (warp % kHalf == 0) {
-    const bool before = lane >= 16 && !first;
-    const double2 x = passing(p, w, tile_index - (before ? 1 : 0), h, next);
-    if (lane % 16 == 0) through[lane / 16][half] = x;
-  } else if (warp % kHalf == 1 && given) {
-    const double2 x = passing(p, w, last, h, next);
-    if (lane == 0) through[2][half] = x;
-  }
-  double written_to = warp_scan(written);
-  double later_to = warp_scan(later);
-  double clock_to = warp_scan(clock);
-  const double at_end_warp = lanes_sum<32>(at_end_part);
-  const double at_start_warp = lanes_sum<32>(at_start_part);
-  const double at_last_warp = given ? lanes_sum<32>(at_last_part) : 0.0;
-  if (lane == 31) {
-    scanned[0][warp] = written_to;
-    scanned[1][warp] = later_to;
-    scanned[2][warp] = clock_to;
-    crossing[0][warp] = at_end_warp;
-    crossing[1][warp] = at_start_warp;
-    crossing[2][warp] = at_last_warp;
-  }
-  __syncthreads();
-  if (!real) return;
-  double all_later = 0.0;
-  double all_clocks = 0.0;
-  double at_end = 0.0;
-  double at_start = 0.0;
-  double at_last = 0.0;
+  const int h = heads + warp % kHeads;
+  const int tile_index = first_of_block + warp / kHeads;
 #pragma unroll
-  for (int j = 0; j < kHalf; ++j) {
-    const int other = half * kHalf + j;
-    if (other < warp) {
-      written_to += scanned[0][other];
-      later_to += scanned[1][other];
-      clock_to += scanned[2][other];
+  for (int k = 0; k < kTiles * 2; ++k) {  // needed last, so that they come meanwhile
+    const Place place(p, first_of_block, heads, k);
+    if (place.some) copy_async_4(shared_address(&results[k / 2][3][place.head][place.i]), p.in.log_alpha + place.at);
+  }
+  if (h < p.in.H && tile_index < p.in.tiles) {
+    const bool first = p.in.first_tile[p.in.tile[tile_index].sequence] == tile_index;
+    const float2* whole = w.whole + (static_cast<int64_t>(tile_index) * p.in.H + h) * 2 * kWholeParts;  // for `passing`
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(whole + lane));
+    float* to = &results[warp / kHeads][0][warp % kHeads][4 * lane];
+    double later[4] = {};
+    double written[4] = {};
+    double clock[4] = {};
+    // What crosses the tile's end, its start and the sequence's end: X(W, dW) from the end state, both passes.
+    double at_end = 0.0;
+    double at_start = 0.0;
+    {
+      const Tile tile = p.in.tile[tile_index];
+      const int64_t at = h * p.in.T + tile.token + 4 * lane;
+      const int real = tile.tokens - 4 * lane;
+      double beta[4] = {};
+#pragma unroll 1
+      for (int section = 0; section < kSections; ++section) {
+        const int64_t there = at + section * next;
+        const auto sum = [](float x, float y) { return static_cast<double>(x) + static_cast<double>(y); };
+        {
+          float x[6][4];
+          load_tokens(x, {w.later[0], w.earlier[0], w.later[1], w.earlier[1], w.read[0], w.read[1]}, there, real);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) later[i] += sum(x[0][i], -x[1][i]) + sum(x[2][i], -x[3][i]) + sum(x[4][i], x[5][i]);
+        }
+        {
+          float x[4][4];
+          load_tokens(x, {w.beta[0], w.beta[1], w.written[0], w.written[1]}, there, real);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            beta[i] += sum(x[0][i], x[1][i]);
+            written[i] += sum(x[2][i], x[3][i]);
+          }
+        }
+        float x[5][4];
+        load_tokens(x, {w.turned[2], w.turned[0], w.turned[1], w.crossing[0], w.crossing[1]}, there, real);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) clock[i] += sum(x[0][i], -x[1][i]) - static_cast<double>(x[2][i]);
+        at_end += sum_of(x[3]) + sum_of(x[4]);
+      }
+      *reinterpret_cast<float4*>(to + 2 * kHeads * kPitch) =
+          make_float4(static_cast<float>(beta[0]), static_cast<float>(beta[1]), static_cast<float>(beta[2]), static_cast<float>(beta[3]));
     }
-    all_later += scanned[1][other];
-    all_clocks += scanned[2][other];
-    at_end += crossing[0][other];
-    at_start += crossing[1][other];
-    at_last += crossing[2][other];
+    const Tile tile = p.in.tile[anew(tile_index)];  // needs no registers meanwhile
+    const int64_t start = h * p.in.T + tile.token;
+    const int real = tile.tokens - 4 * lane;
+    const auto crossing_of = [&](int64_t first_token, int tokens) {
+      double sum = 0.0;
+#pragma unroll
+      for (int section = 0; section < kSections; ++section) {
+        float x[2][4];
+        load_tokens(x, {w.crossing[0], w.crossing[1]}, first_token + 4 * lane + section * next, tokens - 4 * lane);
+        sum += sum_of(x[0]) + sum_of(x[1]);
+      }
+      return sum;
+    };
+    if (!first) at_start = crossing_of(start - kC, kC);
+    at_end = lanes_sum<32>(at_end);
+    at_start = lanes_sum<32>(at_start);
+    const bool before = lane >= 16 && !first;  // what passes through the tile before
+    const double2 through =
+        passing<kSections>(w, (tile_index - (before ? 1 : 0)) * int64_t{p.in.H} + h, before ? start - 1 : start + tile.tokens - 1, next);
+    at_end += __shfl_sync(0xFFFFFFFF, through.y, 0);
+    if (!first) at_start += __shfl_sync(0xFFFFFFFF, through.y, 16);
+    const double through_gates = __shfl_sync(0xFFFFFFFF, through.x, 0);
+    // What comes in through the final state is not parted: no clock turns it later.
+    double final_clock = p.grad_final_clock != nullptr ? p.grad_final_clock[tile.sequence * p.in.H + h] : 0.0;
+    if (p.grad_final_k != nullptr || p.grad_final_v != nullptr) {
+      const int last_index = p.in.first_tile[tile.sequence + 1] - 1;
+      const Tile last = p.in.tile[last_index];
+      const int64_t last_start = h * p.in.T + last.token;
+      final_clock -= lanes_sum<32>(crossing_of(last_start, last.tokens));
+      final_clock -= passing<kSections>(w, last_index * int64_t{p.in.H} + h, last_start + last.tokens - 1, next).y;
+    }
+    // Sums over the lanes before this one.
+    const auto before_lane = [](const double(&x)[4], double& all) {
+      const double mine = (x[0] + x[1]) + (x[2] + x[3]);
+      const double sum = warp_scan(mine);
+      all = __shfl_sync(0xFFFFFFFF, sum, 31);
+      return sum - mine;
+    };
+    double all_written, all_later, all_clocks;
+    double written_before = before_lane(written, all_written);
+    double later_from = before_lane(later, all_later);
+    double clocks_from = before_lane(clock, all_clocks);
+    later_from = all_later - later_from;
+    clocks_from = all_clocks - clocks_from;
+    const double missed = !first || p.in.initial_k == nullptr ? (at_end + all_clocks - at_start) / tile.tokens : 0.0;
+    float x[2][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[0][i] = static_cast<float>(later_from + written_before + through_gates);
+      written_before += written[i];
+      later_from -= later[i];
+      const double parted = at_end + clocks_from - missed * (real - i) + final_clock;
+      clocks_from -= clock[i];
+      x[1][i] = static_cast<float>(parted);
+      if (first && lane == 0 && i == 0 && p.d_initial_clock != nullptr) p.d_initial_clock[tile.sequence * p.in.H + h] = parted;
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) *reinterpret_cast<float4*>(to + n * kHeads * kPitch) = make_float4(x[n][0], x[n][1], x[n][2], x[n][3]);
   }
-  p.d_log_alpha[to] = shut ? 0.0F : static_cast<float>((all_later - later_to + later) + (written_to - written) + through[0][half].x);
-  p.d_beta[to] = static_cast<float>(beta);
-
-  // What comes in through the final state is not parted: no clock turns it later.
-  double final_clock = p.grad_final_clock != nullptr ? p.grad_final_clock[tile.sequence * p.in.H + h] : 0.0;
-  if (given) final_clock -= at_last + through[2][half].y;
-  at_end += through[0][half].y;
-  double parted = at_end + (all_clocks - clock_to + clock);
-  if (!first || p.in.initial_k == nullptr) {
-    if (!first) at_start += through[1][half].y;
-    const double missed = at_end + all_clocks - at_start;
-    parted -= missed * (tile.tokens - i) / tile.tokens;
+  copy_async_commit();
+  copy_async_wait<0>();
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < kTiles * 2; ++k) {
+    const Place place(p, anew(first_of_block), heads, k);
+    if (!place.some) continue;
+    const auto& x = results[k / 2];
+    // The gradient has a factor alpha, which the sums show only up to their rounding.
+    p.d_log_alpha[place.at] = x[3][place.head][place.i] < -60.0F ? 0.0F : x[0][place.head][place.i];
+    p.d_delta[place.at] = x[1][place.head][place.i];
+    p.d_beta[place.at] = x[2][place.head][place.i];
   }
-  p.d_delta[to] = static_cast<float>(parted + final_clock);
-  if (first && i == 0 && p.d_initial_clock != nullptr) p.d_initial_clock[tile.sequence * p.in.H + h] = parted + final_clock;
 }
 
-constexpr int kWeightColumns = 32;  // of the norms' weights that a block sums
+constexpr int kWeightColumns = 8;  // of the norms' weights that a block sums
+constexpr int kWeightParts = kD / kWeightColumns;
 
-// Gradients of the norms' weights over all rows: eight threads a column. Only the product of both weights matters to the loss, so that one
-// sum of the key pass serves both, times the other weight.
+// Gradients of the norms' weights over all rows: 32 threads a column. Only the product of both weights matters to the loss, so that one
+// sum of the key pass serves both, times the other weight; where rows were normalised first each has its own.
 __device__ __forceinline__ void sum_weights(const Sm90BackwardParams& p, const Workspace& w, int block, int64_t rows, int64_t next) {
   __shared__ float sums[kWarps][kWeightColumns];
-  const int which = block / (kD / kWeightColumns);
-  float* to = which == 0 ? p.d_k_norm_weight : p.d_q_norm_weight;
-  if (to == nullptr) return;
+  const bool apart = normalises_first(p.in);
+  const int which = block / kWeightParts;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int column = block % (kD / kWeightColumns) * kWeightColumns + lane;
-  const float* from = w.d_weights + (normalises_first(p.in) ? which * rows * kD : 0) + column;
+  const int column = block % kWeightParts * kWeightColumns + lane % kWeightColumns;
+  constexpr int kStep = kThreads / kWeightColumns;
+  const float* from = w.d_weights + which * rows * kD + column;
   float sum = 0.0F;
 #pragma unroll 16
-  for (int64_t i = warp; i < rows; i += kWarps) sum += from[i * kD];
-  if (next > 0 && !normalises_first(p.in)) {
-    for (int64_t i = warp; i < rows; i += kWarps) sum += from[next + i * kD];
+  for (int64_t i = threadIdx.x / kWeightColumns; i < rows; i += kStep) sum += from[i * kD];
+  if (next > 0 && !apart) {
+    for (int64_t i = threadIdx.x / kWeightColumns; i < rows; i += kStep) sum += from[next + i * kD];
   }
-  sums[warp][lane] = sum;
+#pragma unroll
+  for (int bit = kWeightColumns; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, bit);
+  if (lane < kWeightColumns) sums[warp][lane] = sum;
   __syncthreads();
-  if (warp > 0) return;
+  if (threadIdx.x >= kWeightColumns) return;
   for (int i = 1; i < kWarps; ++i) sum += sums[i][lane];
-  const float* other = normalises_first(p.in) ? nullptr : which == 0 ? p.in.q_norm_weight : p.in.k_norm_weight;
-  to[column] = other != nullptr ? sum * other[column] : sum;
-}
-
-// The blocks' sums of a quarter of the table (all of it, with one section), each in the order of its threads and their registers
-// (hopper/wgmma.cuh): four registers of all threads a block here.
-__device__ __forceinline__ void sum_tables(const Sm90BackwardParams& p, const Workspace& w, int unit, int i4, int blocks, int quarters) {
-  const int thread = static_cast<int>(threadIdx.x);
-  float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-#pragma unroll 8
-  for (int b = 0; b < blocks; ++b) {
-    const float4 x = w.d_tables[(static_cast<int64_t>(b) * p.in.H * quarters + unit) * (kM * kM / 4) + i4 * kThreads + thread];
-    sum.x += x.x;
-    sum.y += x.y;
-    sum.z += x.z;
-    sum.w += x.w;
+  if (p.d_k_norm_weight != nullptr && (!apart || which == 0)) {
+    p.d_k_norm_weight[column] = apart || p.in.q_norm_weight == nullptr ? sum : sum * p.in.q_norm_weight[column];
   }
-  const int h = unit / quarters;
-  const int pitch = quarters == 4 ? 2 * kM : kM;
-  const int row = unit % quarters / 2 * kM + 16 * (thread / 32) + thread % 32 / 4;
-  const int column = unit % quarters % 2 * kM + 8 * i4 + 2 * (thread % 4);
-  float* to = p.d_table + (static_cast<int64_t>(h) * pitch + row) * pitch + column;
-  *reinterpret_cast<float2*>(to) = make_float2(sum.x, sum.y);
-  *reinterpret_cast<float2*>(to + 8 * pitch) = make_float2(sum.z, sum.w);
+  if (p.d_q_norm_weight != nullptr && (!apart || which == 1)) {
+    p.d_q_norm_weight[column] = apart || p.in.k_norm_weight == nullptr ? sum : sum * p.in.k_norm_weight[column];
+  }
 }
 
-constexpr int kTableParts = kM * kM / 4 / kThreads;
-constexpr int kWeightBlocks = 2 * kD / kWeightColumns;
+constexpr int kStripRows = 8;  // of the table's gradient that a block sums: four and the four that are eight further on
 
-// What follows the passes and does not depend on one another, by ranges of blocks: the table; the norms' weights; two tiles of a head each.
-__global__ void __launch_bounds__(kThreads)
+// The readout's gradient, dA Phi^T: the blocks' sums of all coordinates of a strip, each quarter of the table (all of it, with one section)
+// in the order of its threads and their registers (hopper/wgmma.cuh). Then its product with Phi^T: slots s and m - s share cosines, and
+// sines but for the sign.
+template <int kSections>
+__device__ __forceinline__ void readout_gradient(const Sm90BackwardParams& p, const Workspace& w, int h, int strip, int blocks) {
+  __shared__ float4 table[kM][kStripRows / 2];  // of a frequency: cosine and sine of a row, then of the one eight further on
+  const int thread = static_cast<int>(threadIdx.x);
+  const int m = p.in.M - 1;
+  const int in_warp = strip % 2 * 16 + thread % 16;
+  const int from = thread / 16 * kThreads + strip / 2 % kWarps * 32 + in_warp;
+#pragma unroll 1
+  for (int section = 0; section < kSections; ++section) {
+    const int unit = (h * kSections + strip / (2 * kWarps)) * kSections + section;
+    const float4* parts = w.d_tables + static_cast<int64_t>(unit) * (kM * kM / 4) + from;
+    const int64_t step = static_cast<int64_t>(p.in.H) * kSections * kSections * (kM * kM / 4);
+    float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+#pragma unroll 11
+    for (int b = 0; b < blocks; ++b) {
+      const float4 x = parts[b * step];
+      sum.x += x.x;
+      sum.y += x.y;
+      sum.z += x.z;
+      sum.w += x.w;
+    }
+    table[section * (kM / 2) + thread / 16 * 4 + thread % 4][thread % 16 / 4] = sum;
+  }
+  __syncthreads();
+  const int pair = thread / (kM / 2);
+  const int row = strip / 2 * 16 + strip % 2 * 4 + pair;
+  const float scale = w.slots.paired;
+  float* to = p.d_readout + (static_cast<int64_t>(h) * m + row) * m;
+  for (int s = thread % (kM / 2); s < p.in.M / 2; s += kM / 2) {
+    float sine1, cosine1;
+    sincospif(2.0F * static_cast<float>(s) / static_cast<float>(m), &sine1, &cosine1);
+    float sine = sine1;
+    float cosine = cosine1;
+    const float4 constant = table[0][pair];
+    float2 even = make_float2(constant.x * w.slots.constant, constant.z * w.slots.constant);
+    float2 odd = make_float2(0.0F, 0.0F);
+#pragma unroll 4
+    for (int j = 1; j < p.in.M / 2; ++j) {
+      const float4 x = table[j][pair];
+      even.x = fmaf(x.x * scale, cosine, even.x);
+      even.y = fmaf(x.z * scale, cosine, even.y);
+      odd.x = fmaf(x.y * scale, sine, odd.x);
+      odd.y = fmaf(x.w * scale, sine, odd.y);
+      const float turned = cosine * cosine1 - sine * sine1;
+      sine = sine * cosine1 + cosine * sine1;
+      cosine = turned;
+    }
+    const auto store = [&](float* at, float x, float y) {
+      at[s] = x + y;
+      if (s > 0) at[m - s] = x - y;
+    };
+    if (row < m) store(to, even.x, odd.x);
+    if (row + 8 < m) store(to + 8 * m, even.y, odd.y);
+  }
+}
+
+// What follows the passes and does not depend on one another, by ranges of blocks, the longest first: the readout; the norms' weights; two
+// tiles and four heads each.
+template <int kSections>
+__global__ void __launch_bounds__(kThreads, kSections == 1 ? 3 : 2)
     cyclic_flow_backward_sums_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w, int blocks,
-                                   int quarters, int64_t weight_rows, int64_t next) {
+                                   int64_t weight_rows, int64_t next) {
   int block = static_cast<int>(blockIdx.x);
   if (block == 0 && p.d_initial_clock != nullptr) {  // of sequences without tokens
     for (int i = static_cast<int>(threadIdx.x); i < p.in.N * p.in.H; i += kThreads) {
@@ -227,26 +341,30 @@ __global__ void __launch_bounds__(kThreads)
       if (p.in.first_tile[n] == p.in.first_tile[n + 1]) p.d_initial_clock[i] = p.grad_final_clock != nullptr ? p.grad_final_clock[i] : 0.0;
     }
   }
-  if (block < p.in.H * quarters * kTableParts) {
-    sum_tables(p, w, block / kTableParts, block % kTableParts, blocks, quarters);
+  const int readout_blocks = p.in.H * kSections * kM / kStripRows;
+  if (block < readout_blocks) {
+    readout_gradient<kSections>(p, w, block % p.in.H, block / p.in.H, blocks);
     return;
   }
-  block -= p.in.H * quarters * kTableParts;
-  if (block < kWeightBlocks) {
+  block -= readout_blocks;
+  const int weight_blocks = (normalises_first(p.in) ? 2 : 1) * kWeightParts;
+  if (block < weight_blocks) {
     sum_weights(p, w, block, weight_rows, next);
     return;
   }
-  token_gradients(p, w, block - kWeightBlocks, next);
+  token_gradients<kSections>(p, w, block - weight_blocks, next);
 }
 
 }  // namespace
 
 cudaError_t backward_sums(const Sm90BackwardParams& p, cudaStream_t stream) {
   const Workspace w = workspace_of(p);
-  const int quarters = quarters_of_table(p);
-  const int sums = p.in.H * quarters * kTableParts + kWeightBlocks + (p.in.tiles * p.in.H + 1) / 2;
-  const int64_t next = p.in.M > kM ? w.bytes / static_cast<int64_t>(sizeof(float)) : 0;
-  cyclic_flow_backward_sums_sm90<<<sums, kThreads, 0, stream>>>(p, w, table_blocks(p), quarters, weight_rows(p), next);
+  const int sections = sm90_sections(p.in.M);
+  const int sums = p.in.H * sections * kM / kStripRows + (normalises_first(p.in) ? 2 : 1) * kWeightParts +
+                   (p.in.tiles + kTiles - 1) / kTiles * ((p.in.H + kHeads - 1) / kHeads);
+  const int64_t next = sections > 1 ? w.bytes / static_cast<int64_t>(sizeof(float)) : 0;
+  const auto kernel = sections == 1 ? cyclic_flow_backward_sums_sm90<1> : cyclic_flow_backward_sums_sm90<2>;
+  kernel<<<sums, kThreads, 0, stream>>>(p, w, table_blocks(p), weight_rows(p), next);
   return cudaGetLastError();
 }
 

@@ -18,7 +18,7 @@ struct Sm90BackwardParams {
   float* d_log_alpha = nullptr;  // [T, H]
   float* d_delta = nullptr;
   float* d_beta = nullptr;
-  float* d_table = nullptr;          // [H, P, P], of R Phi; what lies past M has no meaning
+  float* d_readout = nullptr;        // [H, m, m]
   float* d_q_norm_weight = nullptr;  // [K]; null exactly where the weight is
   float* d_k_norm_weight = nullptr;
   float* d_initial_k = nullptr;  // [N, H, K, M] or null
