@@ -1,0 +1,200 @@
+// See gemv_cuda.h. A block takes kTiles tiles of eight outputs, its warps share the columns: chunk c is warp c % 8's. All of the block's
+// weights are in registers before the launch before this one is over; then each block stages the rows of x for itself, and the warps' sums
+// are added up in their order.
+#include "cyfa/kernels/dense/gemv_cuda.h"
+
+#include "cyfa/kernels/dense/gemv_tile.cuh"
+#include "cyfa/kernels/hopper/launch.cuh"
+#include "cyfa/kernels/hopper/tma.cuh"
+#include "cyfa/kernels/rows/vector.cuh"
+
+namespace cyfa::dense {
+namespace {
+
+using bf16 = __nv_bfloat16;
+using rows::Eight;
+using rows::kVector;
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kStepColumns = kWarps * kChunk;  // that a block's warps take at once
+constexpr int kManyOutputs = 4096;             // four tiles a block still keep every multiprocessor busy
+constexpr float kSmallest = 1.17549435e-38F;
+
+// In vectors of eight. Neighbouring rows stand half of the banks apart.
+__host__ __device__ constexpr int64_t staged_stride(int64_t in) { return in / kVector | 4; }
+
+// The norms of all runs of x, a warp a run; lane l holds the vectors l, l + 32, ...
+template <int kVectors, bool kGated>
+__device__ void stage_normed(const GemvCuda& p, const float* weight, uint4* staged) {
+  const int lane = threadIdx.x % 32, vectors = static_cast<int>(p.width / kVector);
+  const int runs = static_cast<int>(p.in / p.width), all = static_cast<int>(p.rows) * runs;
+  for (int run = threadIdx.x / 32; run < all; run += kWarps) {
+    const int64_t from = static_cast<int64_t>(run) * vectors;
+    rows::Packed<bf16> x[kVectors], gate[kVectors];
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int at = lane + 32 * i;
+      if (at >= vectors) break;
+      x[i] = rows::load_packed(static_cast<const bf16*>(p.x), from + at);
+      if constexpr (kGated) gate[i] = rows::load_packed(static_cast<const bf16*>(p.gate), from + at);
+    }
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (lane + 32 * i >= vectors) break;
+      const Eight wide = rows::unpack(x[i]);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) sum += wide.at[e] * wide.at[e];
+    }
+    const float rate = rsqrtf(fmaxf(rows::warp_sum(sum) / static_cast<float>(p.width) + p.eps, kSmallest));
+    uint4* to = staged + run / runs * staged_stride(p.in) + run % runs * vectors;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int at = lane + 32 * i;
+      if (at >= vectors) break;
+      Eight wide = rows::unpack(x[i]);
+      const Eight by_column = rows::load(weight, at);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) wide.at[e] *= rate * by_column.at[e];
+      if constexpr (kGated) {
+        const Eight by = rows::unpack(gate[i]);
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) wide.at[e] *= rows::sigmoid(by.at[e]);
+      }
+      rows::store(reinterpret_cast<bf16*>(to), at, wide);
+    }
+  }
+  __syncthreads();
+}
+
+// Row of the weights, and of the outputs, that tile `tile` of this block begins with. With SwiGLU the upper half of a block's tiles are the
+// rows of u that belong to the lower half's of g.
+template <int kTiles>
+__device__ int64_t first_output(const GemvCuda& p, int tile) {
+  const int tiles = p.output == GemvOutput::kSwiglu ? kTiles / 2 : kTiles;
+  return (static_cast<int64_t>(blockIdx.x) * tiles + tile % tiles) * kTileRows;
+}
+template <int kTiles>
+__device__ int64_t first_weight(const GemvCuda& p, int tile) {
+  return first_output<kTiles>(p, tile) + (p.output == GemvOutput::kSwiglu && tile >= kTiles / 2 ? p.out : 0);
+}
+
+// This block's share of what later launches read.
+__device__ void ask_ahead(const GemvCuda& p) {
+  if (p.ahead == nullptr) return;
+  constexpr int64_t kUnit = 16;
+  const int64_t units = p.ahead_bytes / kUnit, begin = units * blockIdx.x / gridDim.x, end = units * (blockIdx.x + 1) / gridDim.x;
+  const auto bytes = static_cast<int>((end - begin) * kUnit);
+  if (bytes > 0) hopper::prefetch_bulk(static_cast<const char*>(p.ahead) + begin * kUnit, bytes);
+}
+
+template <int kTiles, int kSteps, GemvInput kInput>
+__global__ void __launch_bounds__(kThreads, kTiles * kSteps <= 16 && kSteps != 8 ? 2 : 1) decode_gemv_sm90(const __grid_constant__ GemvCuda p) {
+  extern __shared__ uint4 staged[];
+  __shared__ float sums[kWarps][kTiles][kMaxGemvRows][kTileRows];
+  const int warp = threadIdx.x / 32, chunks = static_cast<int>(p.in / kChunk);
+  const int64_t vectors = p.in / kVector, of_rows = p.output == GemvOutput::kSwiglu ? 2 * p.out : p.out;
+  uint4 held[kTiles][kSteps];
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    const int64_t row = min(first_weight<kTiles>(p, tile) + tile_row(), of_rows - 1);  // what is past the end is not stored
+    const uint4* from = static_cast<const uint4*>(p.weight) + row * vectors + tile_quarter();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int chunk = warp + kWarps * step;
+      if (chunk < chunks) held[tile][step] = load_weights(from + 4 * chunk);
+    }
+  }
+  hopper::let_next_launch_begin();
+  if (threadIdx.x == 0) ask_ahead(p);
+  constexpr bool kNormed = kInput != GemvInput::kPlain;
+  __shared__ float4 norm_weight[kNormed ? kSteps * kStepColumns / 4 : 1];
+  if constexpr (kNormed) {
+    for (int i = threadIdx.x; i < p.width / 4; i += kThreads) norm_weight[i] = reinterpret_cast<const float4*>(p.norm_weight)[i];
+    __syncthreads();
+  }
+  hopper::wait_for_earlier_launch();
+
+  const uint4* x = static_cast<const uint4*>(p.x);
+  int64_t stride = vectors;
+  if constexpr (kNormed) {
+    stage_normed<kSteps, kInput == GemvInput::kGatedNorm>(p, reinterpret_cast<const float*>(norm_weight), staged);
+    x = staged;
+    stride = staged_stride(p.in);
+  }
+  const bool has_row = tile_row() < p.rows;
+  x += tile_row() * stride + tile_quarter();
+  float4 tile_sums[kTiles] = {};
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int chunk = warp + kWarps * step;
+    if (chunk >= chunks) break;
+    const uint4 now = has_row ? x[4 * chunk] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) multiply_chunk(tile_sums[tile], now, held[tile][step]);
+  }
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    *reinterpret_cast<float2*>(&sums[warp][tile][tile_row()][2 * tile_quarter()]) = make_float2(tile_sums[tile].x, tile_sums[tile].y);
+  }
+  __syncthreads();
+
+  const int tile = threadIdx.x / (kMaxGemvRows * kTileRows), row = threadIdx.x / kTileRows % kMaxGemvRows, at = threadIdx.x % kTileRows;
+  const auto sum_of = [&](int of) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += sums[w][of][row][at];
+    return sum;
+  };
+  const bool swiglu = p.output == GemvOutput::kSwiglu;
+  if (tile >= (swiglu ? kTiles / 2 : kTiles) || row >= p.rows) return;
+  const int64_t output = first_output<kTiles>(p, tile) + at;
+  if (output >= p.out) return;
+  const int64_t place = row * p.out + output;
+  float y = sum_of(tile);
+  bf16* const to = static_cast<bf16*>(p.y) + place;
+  switch (p.output) {
+    case GemvOutput::kStore: *to = __float2bfloat16_rn(y); break;
+    case GemvOutput::kFloat: static_cast<float*>(p.y)[place] = y; break;
+    case GemvOutput::kAdd: *to = __float2bfloat16_rn(__bfloat162float(*to) + y); break;
+    case GemvOutput::kSwiglu:
+      if constexpr (kTiles > 1) *to = __float2bfloat16_rn(y * rows::sigmoid(y) * sum_of(tile + kTiles / 2));
+      break;
+  }
+}
+
+template <int kTiles, int kSteps, GemvInput kInput>
+cudaError_t launch(const GemvCuda& p, cudaStream_t stream) {
+  const int64_t outputs = kTileRows * (p.output == GemvOutput::kSwiglu ? kTiles / 2 : kTiles);
+  const int64_t bytes = kInput == GemvInput::kPlain ? 0 : p.rows * staged_stride(p.in) * static_cast<int64_t>(sizeof(uint4));
+  return hopper::launch_early(&decode_gemv_sm90<kTiles, kSteps, kInput>, static_cast<int>((p.out + outputs - 1) / outputs), kThreads,
+                              static_cast<int>(bytes), stream, p);
+}
+
+}  // namespace
+
+bool gemv_cuda_takes(const GemvCuda& p) {
+  const bool plain = p.input == GemvInput::kPlain;
+  if (p.rows < 0 || p.rows > kMaxGemvRows || p.in < kChunk || p.in % kChunk != 0 || p.in > (plain ? 24 : 8) * kStepColumns) return false;
+  if (p.output == GemvOutput::kSwiglu && p.input != GemvInput::kNorm) return false;
+  return p.out > 0 && (plain || (p.width > 0 && p.width % kVector == 0 && p.in % p.width == 0));
+}
+
+cudaError_t gemv_cuda(const GemvCuda& p, cudaStream_t stream) {
+  if (!gemv_cuda_takes(p)) return cudaErrorInvalidValue;
+  if (p.rows == 0) return cudaSuccess;
+  const bool few = p.in <= 4 * kStepColumns;
+  switch (p.input) {
+    case GemvInput::kPlain:
+      return p.in <= 12 * kStepColumns ? launch<1, 12, GemvInput::kPlain>(p, stream) : launch<1, 24, GemvInput::kPlain>(p, stream);
+    case GemvInput::kGatedNorm:
+      return few ? launch<1, 4, GemvInput::kGatedNorm>(p, stream) : launch<1, 8, GemvInput::kGatedNorm>(p, stream);
+    case GemvInput::kNorm: break;
+  }
+  const int64_t outputs = p.output == GemvOutput::kSwiglu ? 2 * p.out : p.out;
+  if (few && outputs >= kManyOutputs) return launch<4, 4, GemvInput::kNorm>(p, stream);
+  return few ? launch<2, 4, GemvInput::kNorm>(p, stream) : launch<2, 8, GemvInput::kNorm>(p, stream);
+}
+
+}  // namespace cyfa::dense
