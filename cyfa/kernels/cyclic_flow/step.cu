@@ -47,8 +47,11 @@ constexpr int kMultiprocessors = 132;
 // Groups of rows that a thread has asked for ahead of their use. Four of state_k is all that it has in a cluster of two at K = 256, M =
 // 128.
 constexpr int kHeldKeys = 4, kAhead = 2;
-constexpr int kPrefetchBytes = 64 * 1024;  // of a state, by a block: two on each multiprocessor ask for a third of the L2 cache
+constexpr int kPrefetchBytes = 64 * 1024;  // of state_v, by a block: two on each multiprocessor ask for a third of the L2 cache
 
+// Of a thread of a small batch with streams: beside such a block there is room for one of the launch before (dense/gemv_cuda.cu, 112
+// registers a thread), so that it asks for its states while that one still runs.
+constexpr int kRegistersBeside = 144;
 constexpr int kGateRows = kWarps * dense::kTileRows;  // of the output's gate, by a block
 
 // First of `count` things that belong to part `index` of `parts`.
@@ -337,27 +340,36 @@ struct NoStreamInputs {
 
 // RMSNorm(o) * sigmoid(gate) of this block's columns, `o` [columns] of each block's shared memory; V is a multiple of 64 up to 256, so that
 // eight neighbours are one block's.
-__device__ void write_gated(const cg::cluster_group& cluster, const StepCudaParams& p, const StepStreams& s, int64_t row, float* o, int begin,
-                            int columns) {
-  constexpr float kSmallest = 1.17549435e-38F;
-  const int V = static_cast<int>(p.V), tid = static_cast<int>(threadIdx.x), own = V / static_cast<int>(cluster.num_blocks());
-  const int64_t at = row * V + begin + tid;
-  float gate = 0.0F, weight = 0.0F;
-  if (tid < columns) {
-    gate = load_float<__nv_bfloat16>(s.gate, at);
+struct GatedNorm {
+  float gate = 0.0F, weight = 0.0F;  // of this thread's column
+
+  // Asks for them, ahead of their use.
+  __device__ void load(const StepCudaParams& p, const StepStreams& s, int64_t row, int begin, int columns) {
+    const int tid = static_cast<int>(threadIdx.x);
+    if (tid >= columns) return;
+    gate = load_float<__nv_bfloat16>(s.gate, row * p.V + begin + tid);
     weight = s.o_norm_weight[begin + tid];
   }
-  cluster.sync();
-  const int first = rows::kVector * (tid % 32);
-  float sum = 0.0F;
-  if (first < V) {
-    const float* there = cluster.map_shared_rank(o, first / own) + first % own;
+
+  __device__ void write(const cg::cluster_group& cluster, const StepCudaParams& p, const StepStreams& s, int64_t row, float* o, int begin,
+                        int columns) const {
+    constexpr float kSmallest = 1.17549435e-38F;
+    const int V = static_cast<int>(p.V), tid = static_cast<int>(threadIdx.x), own = V / static_cast<int>(cluster.num_blocks());
+    cluster.sync();
+    const int first = rows::kVector * (tid % 32);
+    float sum = 0.0F;
+    if (first < V) {
+      const float* there = cluster.map_shared_rank(o, first / own) + first % own;
 #pragma unroll
-    for (int i = 0; i < rows::kVector; ++i) sum += there[i] * there[i];
+      for (int i = 0; i < rows::kVector; ++i) sum += there[i] * there[i];
+    }
+    const float rate = rsqrtf(fmaxf(warp_sum(sum) / static_cast<float>(V) + s.o_norm_eps, kSmallest));
+    if (tid < columns) {
+      static_cast<__nv_bfloat16*>(p.o)[row * V + begin + tid] = __float2bfloat16_rn(o[tid] * (rate * weight) * rows::sigmoid(gate));
+    }
+    cluster.sync();  // no block may end before the others have read its columns
   }
-  const float rate = rsqrtf(fmaxf(warp_sum(sum) / static_cast<float>(V) + s.o_norm_eps, kSmallest));
-  if (tid < columns) static_cast<__nv_bfloat16*>(p.o)[at] = __float2bfloat16_rn(o[tid] * (rate * weight) * rows::sigmoid(gate));
-}
+};
 
 // Step 1: cos and sin of every frequency, and beta U(-clock) b. The clock is reduced modulo m, which is exact, and j clock / m to
 // less than half a turn, in double: a clock of a million costs no accuracy.
@@ -456,7 +468,7 @@ __device__ void read_out(const float* table, int M, const float* scores, const f
 // for the readout; otherwise it is read from memory after the readout. kStreams: q, k, v and the gates are made here; blocks past the heads'
 // write the output's gate.
 template <class T, class S, bool kTable, bool kHold, bool kStreams>
-__global__ void __launch_bounds__(kThreads, kHold ? 1 : 2)
+__global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 / kThreads / 2)
     cyclic_flow_step_fused_sm90(const __grid_constant__ StepCudaParams p, const __grid_constant__ StepStreams s) {
   using Packed = typename Quad<S>::Packed;
   extern __shared__ float4 shared4[];
@@ -491,11 +503,10 @@ __global__ void __launch_bounds__(kThreads, kHold ? 1 : 2)
   // What the launch before this one may still be writing must not be read yet, but it can be brought to the L2 cache; not by so many blocks
   // that they push each other's out.
   if (kStreams) let_next_launch_begin();
-  if (!(kStreams && kHold) && tid == 0 && group_end > group_begin) {
-    const int bytes = (group_end - group_begin) * kGroupRows * M * static_cast<int>(sizeof(S));
-    prefetch_bulk(state_k + static_cast<int64_t>(group_begin) * kGroupRows * M, kHold ? bytes : min(bytes, kPrefetchBytes));
-  }
   if (!kStreams && kHold && tid == 0) {
+    if (group_end > group_begin)
+      prefetch_bulk(state_k + static_cast<int64_t>(group_begin) * kGroupRows * M,
+                    (group_end - group_begin) * kGroupRows * M * static_cast<int>(sizeof(S)));
     const int first = part_begin(M, rank, blocks), last = part_begin(M, rank + 1, blocks);
     if (last > first) prefetch_bulk(state_v + static_cast<int64_t>(first) * V, (last - first) * V * static_cast<int>(sizeof(S)));
   }
@@ -565,7 +576,7 @@ __global__ void __launch_bounds__(kThreads, kHold ? 1 : 2)
     v4 = make_float4(load_float<T>(p.v, from), load_float<T>(p.v, from + 1), load_float<T>(p.v, from + 2), load_float<T>(p.v, from + 3));
   }
 
-  Ahead<S, kHold ? kHeldKeys : kAhead> first_keys(keys);
+  Ahead<S, kHold && !kStreams ? kHeldKeys : kAhead> first_keys(keys);
   if (kHold) held.ask(values);
 
   __shared__ float4 own_columns[kStreams ? kThreads / 4 : 1];  // of v, then of o
@@ -636,7 +647,7 @@ __global__ void __launch_bounds__(kThreads, kHold ? 1 : 2)
   __syncthreads();
 
   if (kTable) hopper::barrier_wait(&table_here, 0);
-  read_out<kHold ? 16 : 4>(table, M, reinterpret_cast<const float*>(scores), trig, partial4, weights);
+  read_out<kHold && kTable ? 16 : 4>(table, M, reinterpret_cast<const float*>(scores), trig, partial4, weights);
 
   const float* read1 = reinterpret_cast<const float*>(weights);
   if constexpr (kHold) {
@@ -644,6 +655,8 @@ __global__ void __launch_bounds__(kThreads, kHold ? 1 : 2)
   } else {
     first_values.update_and_read(values, alpha, v4, write1, read1, partial4 + value_column, 0, value_columns);
   }
+  GatedNorm gated;
+  if (kStreams && s.gate_up == nullptr) gated.load(p, s, row, 4 * column_begin, 4 * value_columns);
   __syncthreads();
 
   for (int i = tid; i < 4 * value_columns; i += kThreads) {
@@ -666,8 +679,7 @@ __global__ void __launch_bounds__(kThreads, kHold ? 1 : 2)
       again.move_keys_on();
     }
     if (s.gate_up != nullptr) return;
-    write_gated(cluster, p, s, row, reinterpret_cast<float*>(own_columns), 4 * column_begin, 4 * value_columns);
-    cluster.sync();
+    gated.write(cluster, p, s, row, reinterpret_cast<float*>(own_columns), 4 * column_begin, 4 * value_columns);
   }
 }
 

@@ -18,43 +18,52 @@ using rows::kVector;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kStepColumns = kWarps * kChunk;  // that a block's warps take at once
-constexpr int kManyOutputs = 4096;             // four tiles a block still keep every multiprocessor busy
+constexpr int kManyOutputs = 3072;             // four tiles a block still keep most multiprocessors busy, and leave room beside them
 constexpr float kSmallest = 1.17549435e-38F;
 
 // In vectors of eight. Neighbouring rows stand half of the banks apart.
 __host__ __device__ constexpr int64_t staged_stride(int64_t in) { return in / kVector | 4; }
 
-// The norms of all runs of x, a warp a run; lane l holds the vectors l, l + 32, ...
+// The norms of x, a warp a row; lane l holds the vectors l, l + 32, ... Without a gate a row is one run, with one a run is a power of two of
+// neighbouring lanes.
 template <int kVectors, bool kGated>
 __device__ void stage_normed(const GemvCuda& p, const float* weight, uint4* staged) {
-  const int lane = threadIdx.x % 32, vectors = static_cast<int>(p.width / kVector);
-  const int runs = static_cast<int>(p.in / p.width), all = static_cast<int>(p.rows) * runs;
-  for (int run = threadIdx.x / 32; run < all; run += kWarps) {
-    const int64_t from = static_cast<int64_t>(run) * vectors;
-    rows::Packed<bf16> x[kVectors], gate[kVectors];
-    float sum = 0;
+  const int lane = threadIdx.x % 32, vectors = static_cast<int>(p.in / kVector), run = static_cast<int>(p.width / kVector);
+  for (int row = threadIdx.x / 32; row < p.rows; row += kWarps) {
+    const int64_t from = static_cast<int64_t>(row) * vectors;
+    rows::Packed<bf16> x[kVectors] = {}, gate[kVectors];
+    float sum[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int at = lane + 32 * i;
-      if (at >= vectors) break;
-      x[i] = rows::load_packed(static_cast<const bf16*>(p.x), from + at);
-      if constexpr (kGated) gate[i] = rows::load_packed(static_cast<const bf16*>(p.gate), from + at);
+      if (at < vectors) x[i] = rows::load_packed(static_cast<const bf16*>(p.x), from + at);
+      if (kGated && at < vectors) gate[i] = rows::load_packed(static_cast<const bf16*>(p.gate), from + at);
     }
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      if (lane + 32 * i >= vectors) break;
       const Eight wide = rows::unpack(x[i]);
+      sum[i] = 0;
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) sum += wide.at[e] * wide.at[e];
+      for (int e = 0; e < kVector; ++e) sum[i] += wide.at[e] * wide.at[e];
     }
-    const float rate = rsqrtf(fmaxf(rows::warp_sum(sum) / static_cast<float>(p.width) + p.eps, kSmallest));
-    uint4* to = staged + run / runs * staged_stride(p.in) + run % runs * vectors;
+    if constexpr (kGated) {
+      for (int distance = run / 2; distance > 0; distance /= 2) {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) sum[i] += __shfl_xor_sync(0xffffffffU, sum[i], distance);
+      }
+    } else {
+#pragma unroll
+      for (int i = 1; i < kVectors; ++i) sum[0] += sum[i];
+      sum[0] = rows::warp_sum(sum[0]);
+    }
+    uint4* to = staged + row * staged_stride(p.in);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int at = lane + 32 * i;
       if (at >= vectors) break;
+      const float rate = rsqrtf(fmaxf(sum[kGated ? i : 0] / static_cast<float>(p.width) + p.eps, kSmallest));
       Eight wide = rows::unpack(x[i]);
-      const Eight by_column = rows::load(weight, at);
+      const Eight by_column = rows::load(weight, at % run);
 #pragma unroll
       for (int e = 0; e < kVector; ++e) wide.at[e] *= rate * by_column.at[e];
       if constexpr (kGated) {
@@ -125,14 +134,18 @@ __global__ void __launch_bounds__(kThreads, kTiles * kSteps <= 16 && kSteps != 8
   }
   const bool has_row = tile_row() < p.rows;
   x += tile_row() * stride + tile_quarter();
-  float4 tile_sums[kTiles] = {};
+  uint4 of_x[kSteps];  // all asked for before the first is used
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int chunk = warp + kWarps * step;
-    if (chunk >= chunks) break;
-    const uint4 now = has_row ? x[4 * chunk] : make_uint4(0, 0, 0, 0);
+    of_x[step] = has_row && chunk < chunks ? x[4 * chunk] : make_uint4(0, 0, 0, 0);
+  }
+  float4 tile_sums[kTiles] = {};
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) multiply_chunk(tile_sums[tile], now, held[tile][step]);
+  for (int step = 0; step < kSteps; ++step) {
+    if (warp + kWarps * step >= chunks) break;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) multiply_chunk(tile_sums[tile], of_x[step], held[tile][step]);
   }
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
@@ -178,7 +191,10 @@ bool gemv_cuda_takes(const GemvCuda& p) {
   const bool plain = p.input == GemvInput::kPlain;
   if (p.rows < 0 || p.rows > kMaxGemvRows || p.in < kChunk || p.in % kChunk != 0 || p.in > (plain ? 24 : 8) * kStepColumns) return false;
   if (p.output == GemvOutput::kSwiglu && p.input != GemvInput::kNorm) return false;
-  return p.out > 0 && (plain || (p.width > 0 && p.width % kVector == 0 && p.in % p.width == 0));
+  if (p.out <= 0 || plain) return p.out > 0;
+  if (p.input == GemvInput::kNorm) return p.width == p.in;
+  const int64_t run = p.width / kVector;
+  return run > 0 && run <= 32 && (run & (run - 1)) == 0 && p.width == run * kVector && p.in % p.width == 0;
 }
 
 cudaError_t gemv_cuda(const GemvCuda& p, cudaStream_t stream) {

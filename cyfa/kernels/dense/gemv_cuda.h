@@ -32,7 +32,7 @@ struct GemvCuda {
   const void* x = nullptr;            // bf16 [rows, in]
   const void* gate = nullptr;         // bf16 [rows, in]
   const float* norm_weight = nullptr;  // [width]
-  int64_t width = 0;                   // of a norm: `in`, or with a gate a part of it
+  int64_t width = 0;                   // of a norm: `in`, or with a gate a power of two from 8 to 256 of which that is a multiple
   float eps = 0;
   void* y = nullptr;             // [rows, out]
   const void* ahead = nullptr;   // weights of later launches, brought to the L2 cache meanwhile: a multiple of 16 bytes; null: none
