@@ -132,7 +132,8 @@ bool add_flow_step(const at::Tensor& x, const StepNorm& norm, const FlowStep& f,
   return true;
 }
 
-bool add_swiglu_step(const at::Tensor& x, const StepNorm& norm, const at::Tensor& gate_up, const at::Tensor& down, const at::Tensor& ahead) {
+bool add_swiglu_step(const at::Tensor& x, const StepNorm& norm, const at::Tensor& gate_up, const at::Tensor& down,
+                     const at::Tensor& ahead) {
   if (!few_rows(x)) return false;
   const c10::cuda::CUDAGuard guard(x.device());
   const at::Tensor wide = at::empty({x.size(0), down.size(1)}, x.options());

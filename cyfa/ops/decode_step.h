@@ -25,13 +25,14 @@ struct FlowStep {
   std::array<at::Tensor, 3> past;  // of the convolutions, updated
 };
 
-// Few rows x [B, D], by products of our own in which a row has the same bits alone and among others. `ahead`, where defined: the matrix that
-// is read after this, which memory can bring to the cache while the chain of launches leaves it idle.
+// Few rows x [B, D], by products of our own in which a row has the same bits alone and among others. `ahead`, where defined: the matrix
+// that is read after this, which memory can bring to the cache while the chain of launches leaves it idle.
 bool few_rows(const at::Tensor& x);
 // x += mixer(norm(x)).
 bool add_flow_step(const at::Tensor& x, const StepNorm& norm, const FlowStep& f, const at::Tensor& ahead = {});
 // x += down (silu(g) u), [g, u] = gate_up norm(x).
-bool add_swiglu_step(const at::Tensor& x, const StepNorm& norm, const at::Tensor& gate_up, const at::Tensor& down, const at::Tensor& ahead = {});
+bool add_swiglu_step(const at::Tensor& x, const StepNorm& norm, const at::Tensor& gate_up, const at::Tensor& down,
+                     const at::Tensor& ahead = {});
 // head norm(x) in fp32, or undefined.
 at::Tensor head_step(const at::Tensor& x, const StepNorm& norm, const at::Tensor& head);
 

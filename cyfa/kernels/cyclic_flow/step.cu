@@ -465,8 +465,8 @@ __device__ void read_out(const float* table, int M, const float* scores, const f
 }
 
 // kTable: the readout table is copied to shared memory. kHold: so is the block's part of state_v, at once, so that its update need not wait
-// for the readout; otherwise it is read from memory after the readout. kStreams: q, k, v and the gates are made here; blocks past the heads'
-// write the output's gate.
+// for the readout; otherwise it is read from memory after the readout. kStreams: q, k, v and the gates are made here; blocks past the
+// heads' write the output's gate.
 template <class T, class S, bool kTable, bool kHold, bool kStreams>
 __global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 / kThreads / 2)
     cyclic_flow_step_fused_sm90(const __grid_constant__ StepCudaParams p, const __grid_constant__ StepStreams s) {
@@ -762,8 +762,8 @@ const char* streams_refusal(const StepCudaParams& p) {
   if (s.taps < 1 || s.taps > StepStreams::kMaxTaps) return "a convolution has more than 4 taps";
   if (s.stride % 8 != 0 || p.H * p.K % 4 != 0) return "rows of the projections are not aligned to 16 bytes";
   if (s.gate_up == nullptr) return nullptr;
-  if (p.B > StepStreams::kMaxGateRows) return "the output's gate is written for batches of at most 8";
-  if (s.rank < dense::kChunk || s.rank > kMaxRank || s.rank % dense::kChunk != 0) return "the gate's rank is not a multiple of 32 up to 256";
+  if (p.B > StepStreams::kMaxGateRows) return "the output's gate is written for batches of at most 16";
+  if (s.rank < 1 || s.rank > kMaxRank || s.rank % dense::kChunk != 0) return "the gate's rank is not a multiple of 32 up to 256";
   return nullptr;
 }
 

@@ -25,7 +25,7 @@ struct StepStreams {
   void* gate = nullptr;             // [B, H V]
   const float* o_norm_weight = nullptr;  // [V], with a gate that is read
   float o_norm_eps = 0.0F;
-  static constexpr int64_t kMaxGateRows = 8;
+  static constexpr int64_t kMaxGateRows = 16;
 };
 
 // Contiguous arrays in device memory. q, k, v and o are of `dtype`; everything else is as in StepParams of step.h.

@@ -88,7 +88,8 @@ __device__ inline void write_gate(const StepStreams& s, int64_t batch, int64_t f
   constexpr int kChunks = kMaxRank / dense::kChunk;
   const int chunks = static_cast<int>(s.rank) / dense::kChunk;
   const int64_t row = min(first + dense::tile_row(), width - 1);
-  const uint4* weights = reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(s.gate_up) + row * s.rank) + dense::tile_quarter();
+  const auto* from = static_cast<const __nv_bfloat16*>(s.gate_up) + row * s.rank;
+  const uint4* weights = reinterpret_cast<const uint4*>(from) + dense::tile_quarter();
   uint4 held[kChunks];
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
@@ -96,21 +97,26 @@ __device__ inline void write_gate(const StepStreams& s, int64_t batch, int64_t f
   }
   hopper::let_next_launch_begin();
   hopper::wait_for_earlier_launch();
-  const bool has_row = dense::tile_row() < batch;
+  const bool has_row = dense::tile_row() < batch, has_high = dense::tile_row() + dense::kTileRows < batch;
   const uint4* x = reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(s.x) + dense::tile_row() * s.stride + first_column) +
                    dense::tile_quarter();
+  const uint4* high = x + dense::kTileRows * s.stride / 8;
   float4 sums = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
-    if (c < chunks) dense::multiply_chunk(sums, has_row ? x[4 * c] : make_uint4(0, 0, 0, 0), held[c]);
+    const uint4 none = make_uint4(0, 0, 0, 0);
+    if (c < chunks) dense::multiply_chunk(sums, has_row ? x[4 * c] : none, has_high ? high[4 * c] : none, held[c]);
   }
   const auto* bias = static_cast<const __nv_bfloat16*>(s.gate_bias);
   auto* to = static_cast<__nv_bfloat16*>(s.gate) + dense::tile_row() * width;
-  const float two[2] = {sums.x, sums.y};
+  const float two[2] = {sums.x, sums.y}, high_two[2] = {sums.z, sums.w};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int64_t column = first + 2 * dense::tile_quarter() + i;
-    if (has_row && column < width) to[column] = __float2bfloat16_rn(two[i] + __bfloat162float(bias[column]));
+    if (!has_row || column >= width) continue;
+    const float by = __bfloat162float(bias[column]);
+    to[column] = __float2bfloat16_rn(two[i] + by);
+    if (has_high) to[dense::kTileRows * width + column] = __float2bfloat16_rn(high_two[i] + by);
   }
 }
 

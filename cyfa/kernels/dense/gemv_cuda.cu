@@ -19,13 +19,14 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kStepColumns = kWarps * kChunk;  // that a block's warps take at once
 constexpr int kManyOutputs = 3072;             // four tiles a block still keep most multiprocessors busy, and leave room beside them
+constexpr int64_t kFreeSharedBytes = 24 * 1024;  // of 48 KB that need no leave: what has a fixed size comes on top
 constexpr float kSmallest = 1.17549435e-38F;
 
 // In vectors of eight. Neighbouring rows stand half of the banks apart.
 __host__ __device__ constexpr int64_t staged_stride(int64_t in) { return in / kVector | 4; }
 
-// The norms of x, a warp a row; lane l holds the vectors l, l + 32, ... Without a gate a row is one run, with one a run is a power of two of
-// neighbouring lanes.
+// The norms of x, a warp a row; lane l holds the vectors l, l + 32, ... Without a gate a row is one run, with one a run is a power of two
+// of neighbouring lanes.
 template <int kVectors, bool kGated>
 __device__ void stage_normed(const GemvCuda& p, const float* weight, uint4* staged) {
   const int lane = threadIdx.x % 32, vectors = static_cast<int>(p.in / kVector), run = static_cast<int>(p.width / kVector);
@@ -98,10 +99,39 @@ __device__ void ask_ahead(const GemvCuda& p) {
   if (bytes > 0) hopper::prefetch_bulk(static_cast<const char*>(p.ahead) + begin * kUnit, bytes);
 }
 
-template <int kTiles, int kSteps, GemvInput kInput>
-__global__ void __launch_bounds__(kThreads, kTiles * kSteps <= 16 && kSteps != 8 ? 2 : 1) decode_gemv_sm90(const __grid_constant__ GemvCuda p) {
+// Output `index` of a block's [kTiles, kRows, kTileRows], the warps' sums in their order.
+template <int kTiles, int kRows>
+__device__ void write_output(const GemvCuda& p, const float (&sums)[kWarps][kTiles][kRows][kTileRows], int index) {
+  const int tile = index / (kRows * kTileRows), row = index / kTileRows % kRows, at = index % kTileRows;
+  const auto sum_of = [&](int of) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += sums[w][of][row][at];
+    return sum;
+  };
+  const bool swiglu = p.output == GemvOutput::kSwiglu;
+  if (tile >= (swiglu ? kTiles / 2 : kTiles) || row >= p.rows) return;
+  const int64_t output = first_output<kTiles>(p, tile) + at;
+  if (output >= p.out) return;
+  const int64_t place = row * p.out + output;
+  const float y = sum_of(tile);
+  bf16* const to = static_cast<bf16*>(p.y) + place;
+  switch (p.output) {
+    case GemvOutput::kStore: *to = __float2bfloat16_rn(y); break;
+    case GemvOutput::kFloat: static_cast<float*>(p.y)[place] = y; break;
+    case GemvOutput::kAdd: *to = __float2bfloat16_rn(__bfloat162float(*to) + y); break;
+    case GemvOutput::kSwiglu:
+      if constexpr (kTiles > 1) *to = __float2bfloat16_rn(y * rows::sigmoid(y) * sum_of(tile + kTiles / 2));
+      break;
+  }
+}
+
+// kRows: 8 or 16.
+template <int kTiles, int kSteps, GemvInput kInput, int kRows>
+__global__ void __launch_bounds__(kThreads, kSteps * kRows <= 96 && kSteps != 8 ? 2 : 1)
+    decode_gemv_sm90(const __grid_constant__ GemvCuda p) {
   extern __shared__ uint4 staged[];
-  __shared__ float sums[kWarps][kTiles][kMaxGemvRows][kTileRows];
+  __shared__ float sums[kWarps][kTiles][kRows][kTileRows];
   const int warp = threadIdx.x / 32, chunks = static_cast<int>(p.in / kChunk);
   const int64_t vectors = p.in / kVector, of_rows = p.output == GemvOutput::kSwiglu ? 2 * p.out : p.out;
   uint4 held[kTiles][kSteps];
@@ -132,57 +162,49 @@ __global__ void __launch_bounds__(kThreads, kTiles * kSteps <= 16 && kSteps != 8
     x = staged;
     stride = staged_stride(p.in);
   }
-  const bool has_row = tile_row() < p.rows;
   x += tile_row() * stride + tile_quarter();
-  uint4 of_x[kSteps];  // all asked for before the first is used
+  constexpr int kHalves = kRows / kTileRows;
+  uint4 of_x[2][kSteps] = {};  // all asked for before the first is used
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int chunk = warp + kWarps * step;
-    of_x[step] = has_row && chunk < chunks ? x[4 * chunk] : make_uint4(0, 0, 0, 0);
+  for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int chunk = warp + kWarps * step;
+      if (tile_row() + half * kTileRows < p.rows && chunk < chunks) of_x[half][step] = x[half * kTileRows * stride + 4 * chunk];
+    }
   }
   float4 tile_sums[kTiles] = {};
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     if (warp + kWarps * step >= chunks) break;
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) multiply_chunk(tile_sums[tile], of_x[step], held[tile][step]);
+    for (int tile = 0; tile < kTiles; ++tile) multiply_chunk(tile_sums[tile], of_x[0][step], of_x[1][step], held[tile][step]);
   }
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
-    *reinterpret_cast<float2*>(&sums[warp][tile][tile_row()][2 * tile_quarter()]) = make_float2(tile_sums[tile].x, tile_sums[tile].y);
+    float* to = &sums[warp][tile][tile_row()][2 * tile_quarter()];
+    *reinterpret_cast<float2*>(to) = make_float2(tile_sums[tile].x, tile_sums[tile].y);
+    if (kHalves > 1) *reinterpret_cast<float2*>(to + kTileRows * kTileRows) = make_float2(tile_sums[tile].z, tile_sums[tile].w);
   }
   __syncthreads();
 
-  const int tile = threadIdx.x / (kMaxGemvRows * kTileRows), row = threadIdx.x / kTileRows % kMaxGemvRows, at = threadIdx.x % kTileRows;
-  const auto sum_of = [&](int of) {
-    float sum = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += sums[w][of][row][at];
-    return sum;
-  };
-  const bool swiglu = p.output == GemvOutput::kSwiglu;
-  if (tile >= (swiglu ? kTiles / 2 : kTiles) || row >= p.rows) return;
-  const int64_t output = first_output<kTiles>(p, tile) + at;
-  if (output >= p.out) return;
-  const int64_t place = row * p.out + output;
-  float y = sum_of(tile);
-  bf16* const to = static_cast<bf16*>(p.y) + place;
-  switch (p.output) {
-    case GemvOutput::kStore: *to = __float2bfloat16_rn(y); break;
-    case GemvOutput::kFloat: static_cast<float*>(p.y)[place] = y; break;
-    case GemvOutput::kAdd: *to = __float2bfloat16_rn(__bfloat162float(*to) + y); break;
-    case GemvOutput::kSwiglu:
-      if constexpr (kTiles > 1) *to = __float2bfloat16_rn(y * rows::sigmoid(y) * sum_of(tile + kTiles / 2));
-      break;
-  }
+  for (int i = threadIdx.x; i < kTiles * kRows * kTileRows; i += kThreads) write_output(p, sums, i);
 }
 
-template <int kTiles, int kSteps, GemvInput kInput>
+template <int kTiles, int kSteps, GemvInput kInput, int kRows = kTileRows>
 cudaError_t launch(const GemvCuda& p, cudaStream_t stream) {
+  if constexpr (kRows == kTileRows && kSteps != 8 && kSteps != 24) {
+    if (p.rows > kRows) return launch<kTiles, kSteps, kInput, 2 * kRows>(p, stream);
+  }
   const int64_t outputs = kTileRows * (p.output == GemvOutput::kSwiglu ? kTiles / 2 : kTiles);
   const int64_t bytes = kInput == GemvInput::kPlain ? 0 : p.rows * staged_stride(p.in) * static_cast<int64_t>(sizeof(uint4));
-  return hopper::launch_early(&decode_gemv_sm90<kTiles, kSteps, kInput>, static_cast<int>((p.out + outputs - 1) / outputs), kThreads,
-                              static_cast<int>(bytes), stream, p);
+  const auto kernel = &decode_gemv_sm90<kTiles, kSteps, kInput, kRows>;
+  if (bytes > kFreeSharedBytes) {
+    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    if (status != cudaSuccess) return status;
+  }
+  return hopper::launch_early(kernel, static_cast<int>((p.out + outputs - 1) / outputs), kThreads, static_cast<int>(bytes), stream, p);
 }
 
 }  // namespace
@@ -190,6 +212,7 @@ cudaError_t launch(const GemvCuda& p, cudaStream_t stream) {
 bool gemv_cuda_takes(const GemvCuda& p) {
   const bool plain = p.input == GemvInput::kPlain;
   if (p.rows < 0 || p.rows > kMaxGemvRows || p.in < kChunk || p.in % kChunk != 0 || p.in > (plain ? 24 : 8) * kStepColumns) return false;
+  if (p.rows > kTileRows && p.in > (plain ? 12 : 4) * kStepColumns) return false;  // too many registers, too much to stage
   if (p.output == GemvOutput::kSwiglu && p.input != GemvInput::kNorm) return false;
   if (p.out <= 0 || plain) return p.out > 0;
   if (p.input == GemvInput::kNorm) return p.width == p.in;

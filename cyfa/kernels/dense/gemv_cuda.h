@@ -10,7 +10,7 @@
 
 namespace cyfa::dense {
 
-constexpr int64_t kMaxGemvRows = 8;
+constexpr int64_t kMaxGemvRows = 16;  // 8 where a row is wide: see gemv_cuda_takes
 
 enum class GemvInput {
   kPlain,      // x

@@ -11,8 +11,8 @@ constexpr int kMaxVectors = 8;  // of a lane, in a row of a norm: 2,048 elements
 constexpr int64_t kFewRows = 512;  // of a norm: a block each, since the time is that of one row
 constexpr float kSmallest = 1.17549435e-38F;
 
-// A warp takes a row; lane l holds the vectors l, l + 32, ... kFew: a block has one warp, asks for the weight with the row, and begins while
-// the launch before it ends.
+// A warp takes a row; lane l holds the vectors l, l + 32, ... kFew: a block has one warp, asks for the weight with the row, and begins
+// while the launch before it ends.
 template <class T, int kVectors, bool kGated, bool kPlus, bool kFew>
 __global__ void __launch_bounds__(kFew ? 32 : kThreads) norm_kernel(const __grid_constant__ NormCuda p) {
   const int lane = threadIdx.x % 32;
