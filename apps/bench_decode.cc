@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "apps/commands.h"
+#include "apps/kernel_table.h"
 #include "apps/machine.h"
 #include "apps/op_case.h"
 #include "apps/output.h"
@@ -20,6 +21,7 @@ struct Options {
   std::vector<int64_t> batches = {1, 8};
   int repeats = 0;
   int threads = 0;
+  bool kernels = false;
 };
 
 // Adds up all 8-byte words: as fast as memory gives them.
@@ -39,6 +41,7 @@ uint64_t read_once(const std::vector<at::Tensor>& tensors) {
 int run_decode(const Options& options) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   const at::Device device = parse_device(options.device);
+  if (options.kernels && !device.is_cuda()) throw std::invalid_argument("--kernels lists the kernels of a GPU; it needs --device cuda");
   const at::ScalarType dtype = parse_dtype(options.dtype);
   const bool folder = std::filesystem::is_directory(options.model);
   CausalLM model = folder ? load_checkpoint(options.model, {dtype, device, false}) : CausalLM(ModelConfig::read(options.model));
@@ -92,6 +95,12 @@ int run_decode(const Options& options) {
     }
     std::cout << '\n' << std::flush;
   }
+  for (size_t i = 0; i < ids.size() && options.kernels; ++i) {
+    const KernelTable kernels;
+    tasks[i].run();
+    synchronize(device);
+    kernels.print(text("one step of batch %lld", static_cast<long long>(options.batches[i])).c_str());
+  }
   if (sum == 1) std::cout << ' ';  // the sums must be taken
   if (!options.json.empty()) write_rows(options.json, rows);
   return kDone;
@@ -108,6 +117,7 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   command->add_option("--device", options->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   command->add_option("--threads", options->threads, "0: one per core")->check(CLI::NonNegativeNumber)->capture_default_str();
   command->add_option("--repeats", options->repeats, "Timed steps; 0: at least 10, until a second is over")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_flag("--kernels", options->kernels, "Print the GPU's kernels in one more step of each batch, by time (with --device cuda)");
   command->add_option("--json", options->json, "The rows also as JSON; - prints them instead of text")->type_name("FILE");
   command->callback([&action, options] { action = [options] { return run_decode(*options); }; });
 }

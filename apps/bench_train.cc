@@ -1,14 +1,11 @@
 // cyfa bench train: tokens a second of whole training steps: forward, backward, clipping, AdamW.
 #include <ATen/Parallel.h>
-#include <torch/csrc/autograd/profiler_kineto.h>
 
-#include <algorithm>
 #include <iostream>
-#include <map>
 #include <optional>
-#include <set>
 
 #include "apps/commands.h"
+#include "apps/kernel_table.h"
 #include "apps/machine.h"
 #include "apps/op_case.h"
 #include "apps/output.h"
@@ -23,54 +20,6 @@ struct Options {
   Recipe recipe;
   int repeats = 5;
   bool kernels = false;
-};
-
-// Prints what the GPU did between construction and print().
-class KernelTable {
- public:
-  KernelTable() {
-    namespace impl = torch::profiler::impl;
-    const impl::ProfilerConfig config(impl::ProfilerState::KINETO);
-    const std::set<impl::ActivityType> activities = {impl::ActivityType::CPU, impl::ActivityType::CUDA};
-    torch::autograd::profiler::prepareProfiler(config, activities);
-    torch::autograd::profiler::enableProfiler(config, activities);
-  }
-
-  void print() const {
-    struct Kernel {
-      double ms = 0;
-      int64_t count = 0;
-    };
-    std::map<std::string, Kernel> kernels;
-    double total = 0;
-    std::vector<std::pair<int64_t, int64_t>> spans;  // in ns
-    const auto result = torch::autograd::profiler::disableProfiler();
-    for (const auto& event : result->events()) {
-      if (event.deviceType() != at::kCUDA) continue;
-      Kernel& kernel = kernels[event.name()];
-      const double ms = static_cast<double>(event.durationNs()) * 1e-6;
-      kernel.ms += ms;
-      kernel.count += 1;
-      total += ms;
-      spans.emplace_back(static_cast<int64_t>(event.startNs()), static_cast<int64_t>(event.endNs()));
-    }
-    std::vector<std::pair<std::string, Kernel>> sorted(kernels.begin(), kernels.end());
-    std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second.ms > b.second.ms; });
-    // Kernels follow one another at a microsecond; where it takes longer, the GPU waits for the host.
-    std::sort(spans.begin(), spans.end());
-    double between = 0, waits = 0;
-    int64_t end = spans.empty() ? 0 : spans.front().second;
-    for (const auto& [from, to] : spans) {
-      if (from > end) (from - end < 5000 ? between : waits) += static_cast<double>(from - end) * 1e-6;
-      end = std::max(end, to);
-    }
-    std::cout << text("%9s %6s %6s  kernel (one step, %.1f ms of GPU time; %.1f ms from one to the next, %.1f ms waiting for the host)\n",
-                      "ms", "share", "calls", total, between, waits);
-    for (const auto& [name, kernel] : sorted) {
-      std::cout << text("%9.2f %5.1f%% %6lld  %s\n", kernel.ms, 100 * kernel.ms / total, static_cast<long long>(kernel.count),
-                        name.substr(0, 120).c_str());
-    }
-  }
 };
 
 int run_train(const Options& options) {
@@ -124,7 +73,7 @@ int run_train(const Options& options) {
                       recipe.dtype.c_str(), static_cast<long long>(recipe.batch), static_cast<long long>(recipe.context), t.median * 1e3,
                       t.p10 * 1e3, t.p90 * 1e3, tokens / t.median);
   }
-  if (kernels) kernels->print();
+  if (kernels) kernels->print("one step");
   if (!options.json.empty()) write_rows(options.json, Json::array({row}));
   return kDone;
 }

@@ -2,6 +2,7 @@
 
 #ifdef CYFA_CUDA
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/core/Event.h>
 #include <c10/cuda/CUDAGuard.h>
 #endif
 
@@ -10,8 +11,10 @@ namespace cyfa {
 #ifdef CYFA_CUDA
 
 struct StepGraph::Recording {
+  at::Tensor given;  // in the host's memory: the graph begins with its copy to `ids`
   at::Tensor ids, logits;
   at::cuda::CUDAGraph graph;
+  c10::Event read{at::kCUDA};  // after the last replay, and so after its reading of `given`
 };
 
 namespace {
@@ -51,13 +54,16 @@ at::Tensor StepGraph::step(const at::Tensor& ids, ModelState& state) {
   }
   if (recording_ == nullptr) {
     auto recording = std::make_unique<Recording>();
-    recording->ids = ids.to(model_.device(), at::kLong, /*non_blocking=*/false, /*copy=*/true);
+    recording->given = at::empty(ids.sizes(), at::TensorOptions(at::kLong).pinned_memory(true));
+    recording->ids = at::empty(ids.sizes(), at::TensorOptions(at::kLong).device(model_.device()));
     const c10::cuda::CUDAStream outside = c10::cuda::getCurrentCUDAStream(model_.device().index());
     outside.synchronize();
     {
       const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, outside.device_index()));
       recording->graph.capture_begin();
       try {
+        C10_CUDA_CHECK(cudaMemcpyAsync(recording->ids.mutable_data_ptr(), recording->given.const_data_ptr(), recording->ids.nbytes(),
+                                       cudaMemcpyHostToDevice, c10::cuda::getCurrentCUDAStream()));
         recording->logits = model_.step(weights_, recording->ids, state);
         recording->graph.capture_end();
       } catch (const c10::Error&) {
@@ -69,10 +75,11 @@ at::Tensor StepGraph::step(const at::Tensor& ids, ModelState& state) {
       return model_.step(weights_, ids, state);
     }
     recording_ = std::move(recording);
-  } else {
-    recording_->ids.copy_(ids);
   }
+  recording_->read.synchronize();  // at once before the first
+  recording_->given.copy_(ids);
   recording_->graph.replay();
+  recording_->read.record(c10::cuda::getCurrentCUDAStream(model_.device().index()));
   return recording_->logits;
 }
 

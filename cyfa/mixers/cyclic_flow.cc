@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cyfa/ops/cyclic_flow.h"
+#include "cyfa/ops/decode_step.h"
 #include "cyfa/ops/dense.h"
 #include "cyfa/ops/packed.h"
 #include "cyfa/ops/short_conv.h"
@@ -27,6 +28,11 @@ class CyclicFlowMixer final : public Mixer {
   // The readout's table; on a GPU in bf16 also the weights as step_packed takes them (flow_weights).
   std::vector<at::Tensor> derive(const Weights& w) const override;
   at::Tensor step(const Weights& w, const std::vector<at::Tensor>& derived, const at::Tensor& x, MixerState& state) const override;
+  bool add_step(const Weights& w, const std::vector<at::Tensor>& derived, const at::Tensor& x, const at::Tensor& norm_weight, double eps,
+                MixerState& state, const at::Tensor& ahead) const override {
+    return derived.size() > 1 && ops::add_flow_step(x, {norm_weight, eps}, flow_step(w, derived, state), ahead);
+  }
+  at::Tensor first_matrix(const std::vector<at::Tensor>& derived) const override { return derived.size() > 1 ? derived[1] : at::Tensor(); }
   std::vector<std::pair<std::string, double>> health(const Weights& w, const at::Tensor& x) const override;
   std::optional<MemoryView> view(const MixerState& state) const override {
     return MemoryView{state[kClock], ops::cyclic_flow_slots(state[kValues].to(at::kDouble), state[kClock]).square().sum(-1)};
@@ -57,6 +63,7 @@ class CyclicFlowMixer final : public Mixer {
   bool packable() const;
   MixerOutput forward_packed(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens) const;
   ops::FlowWeights flow_weights(const Weights& w, const std::vector<at::Tensor>& derived) const;
+  ops::FlowStep flow_step(const Weights& w, const std::vector<at::Tensor>& derived, const MixerState& state) const;
   double read_entropy(const Weights& w, const at::Tensor& x, const MixerState& state) const;
   double output_eps() const {  // RMSNorm(m o) with eps is RMSNorm(o) with eps / m^2
     const auto m = static_cast<double>(c_.slots - 1);
@@ -242,8 +249,30 @@ ops::FlowWeights CyclicFlowMixer::flow_weights(const Weights& w, const std::vect
   return f;
 }
 
+ops::FlowStep CyclicFlowMixer::flow_step(const Weights& w, const std::vector<at::Tensor>& derived, const MixerState& state) const {
+  ops::FlowStep f;
+  f.w = flow_weights(w, derived);
+  f.readout_table = derived.at(0);
+  if (c_.qk_norm) {
+    f.q_norm_weight = w[q_norm_];
+    f.k_norm_weight = w[k_norm_];
+  }
+  f.norm_eps = c_.norm_eps;
+  f.o_norm = {w[o_norm_], output_eps()};
+  f.o_proj = w[o_proj_];
+  f.k = state[kKeys];
+  f.v = state[kValues];
+  f.clock = state[kClock];
+  f.past = {state[kConvs], state[kConvs + 1], state[kConvs + 2]};
+  return f;
+}
+
 at::Tensor CyclicFlowMixer::step(const Weights& w, const std::vector<at::Tensor>& derived, const at::Tensor& x, MixerState& state) const {
   const int64_t B = x.size(0), H = c_.heads;
+  if (derived.size() > 1) {
+    const at::Tensor o = ops::flow_step_gated(x, flow_step(w, derived, state));
+    if (o.defined()) return ops::linear_step(o, w[o_proj_]);
+  }
   ops::CyclicFlowStepInputs in;
   in.readout_table = derived.at(0);
   in.q_norm_weight = norm(w, q_norm_);

@@ -72,6 +72,14 @@ class Mixer {
 
   // One token for each of B sequences, x [B, D], `state` updated in place; no autograd.
   virtual at::Tensor step(const Weights& w, const std::vector<at::Tensor>& derived, const at::Tensor& x, MixerState& state) const = 0;
+  // x += step(RMSNorm(x)), in place, for mixers that have kernels for it; otherwise false, and nothing has happened. `ahead`: the matrix
+  // that is read after it.
+  virtual bool add_step(const Weights&, const std::vector<at::Tensor>& /*derived*/, const at::Tensor& /*x*/,
+                        const at::Tensor& /*norm_weight*/, double /*eps*/, MixerState&, const at::Tensor& /*ahead*/) const {
+    return false;
+  }
+  // The matrix that add_step reads first; undefined: none in particular.
+  virtual at::Tensor first_matrix(const std::vector<at::Tensor>& /*derived*/) const { return {}; }
 
   // How the memory is used on x [B, T, D]: named figures for the metrics of a run. Without autograd.
   virtual std::vector<std::pair<std::string, double>> health(const Weights&, const at::Tensor&) const { return {}; }

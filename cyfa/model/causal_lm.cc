@@ -5,6 +5,7 @@
 #include "cyfa/model/recompute.h"
 #include "cyfa/ops/check.h"
 #include "cyfa/ops/cross_entropy.h"
+#include "cyfa/ops/decode_step.h"
 #include "cyfa/ops/dense.h"
 #include "cyfa/ops/packed.h"
 
@@ -137,7 +138,8 @@ void CausalLM::check_ids(const at::Tensor& ids) const {
   if (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt)
     ops::check::fail(kOp, std::string("ids have type ") + c10::toString(ids.scalar_type()) + ", wanted Long or Int");
   if (ids.is_cpu() && ids.numel() > 0) {  // on a GPU the lookup itself stops at such an id
-    const auto low = ids.min().item<int64_t>(), high = ids.max().item<int64_t>();
+    const auto [least, most] = at::aminmax(ids);
+    const auto low = least.item<int64_t>(), high = most.item<int64_t>();
     if (low < 0 || high >= config_.vocab_size) {
       ops::check::fail(kOp, "ids hold " + std::to_string(low < 0 ? low : high) +
                                 ", wanted 0 .. vocab_size - 1 = " + std::to_string(config_.vocab_size - 1));
@@ -234,12 +236,24 @@ at::Tensor CausalLM::step(const Weights& w, const at::Tensor& ids, ModelState& s
       x = added.sum;
       return added.normed;
     };
+    const bool few = ops::few_rows(x);  // parts of a layer may add themselves to x
+    const auto add = [&] {
+      if (few && plus.defined()) x = x + std::exchange(plus, {});
+    };
     for (size_t i = 0; i < layers_.size(); ++i) {
       const Layer& layer = layers_[i];
-      plus = layer.mixer->step(w, w.derived.at(i), norm(layer.mixer_norm), state.layers[i]);
-      plus = at::linear(ops::swiglu_halves(at::linear(norm(layer.mlp_norm), w.gate_up[i])), w[layer.down]);
+      if (!few || !layer.mixer->add_step(w, w.derived.at(i), x, w[layer.mixer_norm], eps, state.layers[i], w.gate_up[i])) {
+        plus = layer.mixer->step(w, w.derived.at(i), norm(layer.mixer_norm), state.layers[i]);
+        add();
+      }
+      const at::Tensor ahead = i + 1 < layers_.size() ? layers_[i + 1].mixer->first_matrix(w.derived[i + 1]) : at::Tensor();
+      if (!few || !ops::add_swiglu_step(x, {w[layer.mlp_norm], eps}, w.gate_up[i], w[layer.down], ahead)) {
+        plus = at::linear(ops::swiglu_halves(at::linear(norm(layer.mlp_norm), w.gate_up[i])), w[layer.down]);
+        add();
+      }
     }
-    return at::linear(norm(norm_), w[head_weight()]).to(at::kFloat);
+    const at::Tensor logits = few ? ops::head_step(x, {w[norm_], eps}, w[head_weight()]) : at::Tensor();
+    return logits.defined() ? logits : at::linear(norm(norm_), w[head_weight()]).to(at::kFloat);
   }
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];

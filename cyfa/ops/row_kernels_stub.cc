@@ -1,4 +1,5 @@
 // For builds without CUDA: nothing is taken, so nothing else is called.
+#include "cyfa/ops/decode_step.h"
 #include "cyfa/ops/packed.h"
 #include "cyfa/ops/row_kernels_cuda.h"
 
@@ -20,6 +21,11 @@ at::Tensor gated_rms_norm(const at::Tensor&, const Summed&, double, const at::Te
 FlowStreams flow_streams(const at::Tensor&, const FlowWeights&, const std::optional<at::Tensor>&) { absent(); }
 FlowStreams flow_step(const at::Tensor&, const FlowWeights&, const std::array<at::Tensor, 3>&) { absent(); }
 at::Tensor linear_cross_entropy(const at::Tensor&, const Summed&, const at::Tensor&) { absent(); }
+bool few_rows(const at::Tensor&) { return false; }
+bool add_flow_step(const at::Tensor&, const StepNorm&, const FlowStep&, const at::Tensor&) { return false; }
+bool add_swiglu_step(const at::Tensor&, const StepNorm&, const at::Tensor&, const at::Tensor&, const at::Tensor&) { return false; }
+at::Tensor head_step(const at::Tensor&, const StepNorm&, const at::Tensor&) { return {}; }
+at::Tensor flow_step_gated(const at::Tensor&, const FlowStep&) { return {}; }
 
 namespace row_kernels {
 

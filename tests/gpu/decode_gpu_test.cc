@@ -4,6 +4,9 @@
 
 #include "cyfa/decode/step_graph.h"
 #include "cyfa/ops/check.h"
+#include "cyfa/ops/cyclic_flow.h"
+#include "cyfa/ops/decode_step.h"
+#include "cyfa/ops/dense.h"
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {
@@ -13,14 +16,159 @@ class GpuDecode : public testing::Test {
  protected:
   void SetUp() override {
     if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device, or a torch without CUDA";
+    at::manual_seed(1);
+  }
+
+  static at::Tensor draw(at::IntArrayRef shape, double scale = 1) { return at::randn(shape, at::TensorOptions(at::kCUDA)) * scale; }
+  static at::Tensor matrix(int64_t rows, int64_t columns) { return draw({rows, columns}, 1 / std::sqrt(columns)).to(at::kBFloat16); }
+  static ops::StepNorm norm(int64_t width) { return {1 + draw({width}, 0.1), 1e-6}; }
+  static at::Tensor normed(const at::Tensor& x, const ops::StepNorm& norm) {
+    const at::Tensor wide = x.to(at::kDouble);
+    return wide * at::rsqrt(wide.square().mean(-1, true) + norm.eps) * norm.weight.to(at::kDouble);
+  }
+  static at::Tensor product(const at::Tensor& x, const at::Tensor& weight) {
+    return at::matmul(x.to(at::kDouble), weight.to(at::kDouble).t());
+  }
+
+  // A mixer of random weights after a few tokens' worth of state.
+  static ops::FlowStep flow(int64_t B, int64_t D, int64_t H, int64_t width, int64_t M, at::ScalarType state = at::kFloat) {
+    constexpr int64_t kTaps = 4;
+    ops::FlowStep f;
+    f.w.projection.value = matrix((3 * H * width + width + 3 * H + 7) / 8 * 8, D);
+    for (ops::Summed& conv : f.w.conv) conv.value = draw({H * width, 1, kTaps}, 0.5);
+    f.w.conv_bias[1].value = draw({H * width}, 0.5);
+    f.w.gate_up.value = matrix(H * width, width);
+    f.w.gate_bias = draw({H * width}).to(at::kBFloat16);
+    for (ops::Summed* gate : {&f.w.dt_bias, &f.w.A_log, &f.w.b_bias, &f.w.d_bias}) gate->value = draw({H});
+    f.readout_table = ops::cyclic_flow_readout_table(draw({H, M - 1, M - 1}, 0.2));
+    f.q_norm_weight = norm(width).weight;
+    f.k_norm_weight = norm(width).weight;
+    f.norm_eps = 1e-6;
+    f.o_norm = norm(width);
+    f.o_proj = matrix(D, H * width);
+    f.k = draw({B, H, width, M}, 0.3).to(state);
+    f.v = draw({B, H, M, width}, 0.3).to(state);
+    f.clock = draw({B, H}, 50).abs().to(at::kDouble);
+    for (at::Tensor& past : f.past) past = draw({B, kTaps - 1, H * width});
+    torch::cuda::synchronize();
+    return f;
+  }
+  static ops::FlowStep with_own_states(ops::FlowStep f) {
+    for (at::Tensor* state : {&f.k, &f.v, &f.clock, &f.past[0], &f.past[1], &f.past[2]}) *state = state->clone();
+    torch::cuda::synchronize();
+    return f;
+  }
+  static void expect_same_states(const ops::FlowStep& a, const ops::FlowStep& b) {
+    EXPECT_TRUE(same_bits(a.k.to(at::kCPU), b.k.to(at::kCPU)));
+    EXPECT_TRUE(same_bits(a.v.to(at::kCPU), b.v.to(at::kCPU)));
+    EXPECT_TRUE(same_bits(a.clock.to(at::kCPU), b.clock.to(at::kCPU)));
+    for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(a.past[i].to(at::kCPU), b.past[i].to(at::kCPU))) << i;
+  }
+  // The mixer in launches of its own; the output's gate beside it.
+  static std::pair<at::Tensor, at::Tensor> in_parts(const at::Tensor& x, const ops::FlowStep& f) {
+    const int64_t B = x.size(0), H = f.readout_table.size(0), width = f.k.size(2);
+    const ops::FlowStreams s = ops::flow_step(x, f.w, f.past);
+    ops::CyclicFlowStepInputs in;
+    in.q = s.q.view({B, H, width});
+    in.k = s.k.view({B, H, width});
+    in.v = s.v.view({B, H, width});
+    in.log_alpha = s.log_alpha;
+    in.delta = s.delta;
+    in.beta = s.beta;
+    in.readout_table = f.readout_table;
+    in.q_norm_weight = f.q_norm_weight;
+    in.k_norm_weight = f.k_norm_weight;
+    ops::CyclicFlowOptions options;
+    options.norm_eps = f.norm_eps;
+    return {ops::cyclic_flow_step(in, {f.k, f.v, f.clock}, options), s.gate.view({B, H, width})};
   }
 };
+
+TEST_F(GpuDecode, AMixerInOneLaunchIsItsParts) {
+  for (const int64_t B : {1, 3, 8, 33, 70}) {
+    for (const int64_t width : {64, 256}) {
+      for (const at::ScalarType state : {at::kFloat, at::kBFloat16}) {
+        SCOPED_TRACE(std::to_string(B) + " sequences, heads of " + std::to_string(width));
+        const ops::FlowStep f = flow(B, 256, 4, width, width == 64 ? 64 : 128, state), parts = with_own_states(f);
+        for (int64_t t = 0; t < 3; ++t) {
+          const at::Tensor x = draw({B, 256}).to(at::kBFloat16);
+          const at::Tensor got = ops::flow_step_gated(x, f);
+          if (!got.defined()) GTEST_SKIP() << "not a Hopper GPU";
+          const auto [o, gate] = in_parts(x, parts);
+          const at::Tensor want = ops::gated_rms_norm(o, f.o_norm.weight, f.o_norm.eps, gate).flatten(1);
+          EXPECT_TRUE(same_bits(got.to(at::kCPU), want.to(at::kCPU))) << "token " << t;
+        }
+        expect_same_states(f, parts);
+      }
+    }
+  }
+}
+
+TEST_F(GpuDecode, FewRowsAddAMixerAsItsParts) {
+  for (const int64_t D : {256, 1024, 2048}) {
+    for (const int64_t B : {1, 5, 8, 13}) {
+      if (D == 2048 && B > 8) continue;  // too wide
+      SCOPED_TRACE(std::to_string(B) + " rows of " + std::to_string(D));
+      const ops::FlowStep f = flow(B, D, D / 256 * (D == 256 ? 4 : 1), D == 256 ? 64 : 256, 128), parts = with_own_states(f);
+      const ops::StepNorm before = norm(D);
+      at::Tensor x = draw({B, D}).to(at::kBFloat16);
+      if (!ops::few_rows(x)) GTEST_SKIP() << "not a Hopper GPU";
+      const at::Tensor from = x.clone();
+      torch::cuda::synchronize();
+      ASSERT_TRUE(ops::add_flow_step(x, before, f));
+      const auto [o, gate] = in_parts(normed(from, before).to(at::kBFloat16), parts);
+      const at::Tensor gated = normed(o, f.o_norm) * at::sigmoid(gate.to(at::kDouble));
+      const at::Tensor want = from.to(at::kDouble) + product(gated.flatten(1), f.o_proj);
+      EXPECT_LT(relative_l2((x - from).to(at::kCPU), (want - from).to(at::kCPU)), 0.02);
+      EXPECT_LT(relative_l2(x.to(at::kCPU), want.to(at::kCPU)), 4e-3);
+      EXPECT_LT(relative_l2(f.k.to(at::kCPU), parts.k.to(at::kCPU)), 2e-3);
+      EXPECT_LT(relative_l2(f.v.to(at::kCPU), parts.v.to(at::kCPU)), 2e-3);
+    }
+  }
+}
+
+TEST_F(GpuDecode, ProductsOfFewRowsAreTheirDoubles) {
+  for (const auto& [D, F] : std::vector<std::pair<int64_t, int64_t>>{{32, 96}, {256, 768}, {1024, 2816}, {2048, 5632}}) {
+    const ops::StepNorm before = norm(D);
+    const at::Tensor gate_up = matrix(2 * F, D), down = matrix(D, F), head = matrix(D == 32 ? 100 : 4099, D);
+    for (const int64_t B : {1, 2, 7, 8, 9, 16}) {
+      if (D == 2048 && B > 8) continue;  // too wide
+      SCOPED_TRACE(std::to_string(B) + " rows of " + std::to_string(D));
+      at::Tensor x = draw({B, D}).to(at::kBFloat16);
+      if (!ops::few_rows(x)) GTEST_SKIP() << "not a Hopper GPU";
+      torch::cuda::synchronize();
+      const at::Tensor logits = ops::head_step(x, before, head);
+      EXPECT_LT(relative_l2(logits.to(at::kCPU), product(normed(x, before), head).to(at::kCPU)), 3e-3);
+      const at::Tensor alone = x.narrow(0, B - 1, 1).contiguous(), from = x.clone();
+      torch::cuda::synchronize();
+      EXPECT_TRUE(same_bits(ops::head_step(alone, before, head)[0].to(at::kCPU), logits[B - 1].to(at::kCPU)));
+      ASSERT_TRUE(ops::add_swiglu_step(x, before, gate_up, down));
+      const std::vector<at::Tensor> wide = product(normed(from, before), gate_up).chunk(2, 1);
+      const at::Tensor want = product(at::silu(wide[0]) * wide[1], down);
+      EXPECT_LT(relative_l2(x.to(at::kCPU), (from + want).to(at::kCPU)), 4e-3);
+      ASSERT_TRUE(ops::add_swiglu_step(alone, before, gate_up, down));
+      EXPECT_TRUE(same_bits(alone[0].to(at::kCPU), x[B - 1].to(at::kCPU)));
+    }
+  }
+}
+
+TEST_F(GpuDecode, ASequenceAmongFewIsTheSequenceAlone) {
+  CausalLM model(ModelConfig::read(std::string(CYFA_SOURCE_DIR) + "/configs/cyfa-9m.json"));
+  model.initialise(1, at::kBFloat16, at::kCUDA);
+  const Weights w = model.step_weights();
+  ModelState together = model.initial_state(16), alone = model.initial_state(1);
+  for (int64_t t = 0; t < 5; ++t) {
+    const at::Tensor ids = at::randint(0, model.config().vocab_size, {16}, at::kLong);
+    const at::Tensor all = model.step(w, ids, together).to(at::kCPU);
+    EXPECT_TRUE(same_bits(model.step(w, ids.narrow(0, 14, 1), alone).to(at::kCPU)[0], all[14])) << "token " << t;
+  }
+}
 
 TEST_F(GpuDecode, AReplayedStepIsTheStep) {
   CausalLM model(ModelConfig::read(std::string(CYFA_SOURCE_DIR) + "/configs/cyfa-9m.json"));
   model.initialise(1, at::kBFloat16, at::kCUDA);
   const Weights w = model.step_weights();
-  for (const int64_t B : {1, 5}) {
+  for (const int64_t B : {1, 5, 11, 19}) {
     StepGraph graph(model, w);
     ModelState replayed = model.initial_state(B), plain = model.initial_state(B);
     for (int64_t t = 0; t < 6; ++t) {
@@ -56,7 +204,7 @@ TEST_F(GpuDecode, APackedStepIsAsGoodAsTheStep) {
   Weights plain = packed;
   plain.gate_up.clear();
   for (std::vector<at::Tensor>& derived : plain.derived) derived.resize(1);
-  for (const int64_t B : {1, 5}) {
+  for (const int64_t B : {1, 5, 11, 19}) {
     ModelState of_packed = narrow.initial_state(B), of_plain = narrow.initial_state(B), of_exact = wide.initial_state(B);
     for (int64_t t = 0; t < 20; ++t) {
       const at::Tensor ids = at::randint(0, narrow.config().vocab_size, {B}, at::kLong);

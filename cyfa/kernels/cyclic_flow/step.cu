@@ -19,8 +19,10 @@
 #include <type_traits>
 #include <utility>
 
+#include "cyfa/kernels/cyclic_flow/step_streams.cuh"
 #include "cyfa/kernels/hopper/launch.cuh"
 #include "cyfa/kernels/hopper/tma.cuh"
+#include "cyfa/kernels/rows/vector.cuh"
 
 namespace cyfa::cyclic_flow {
 namespace {
@@ -33,8 +35,8 @@ constexpr int kGroupRows = 4;  // rows of a state whose products a thread sums b
 constexpr int kSlices = 8;     // runs of groups of state_k that are summed apart; the largest cluster has one each
 constexpr int kMaxSlots = 256;
 static_assert(kMaxSlots / 2 <= kThreads, "a thread takes at most one frequency");
-constexpr int kMaxSharedBytes = 226 * 1024;  // of the 227 KB of a multiprocessor; normalise has a little of its own
-constexpr int kFreeSharedBytes = 47 * 1024;  // of 48 KB that need no leave, likewise
+constexpr int kMaxSharedBytes = 225 * 1024;  // of the 227 KB of a multiprocessor; what has a fixed size comes on top
+constexpr int kFreeSharedBytes = 46 * 1024;  // of 48 KB that need no leave, likewise
 
 // H200, K = V = 256, M = 128, H = 4, us a launch by blocks of a cluster (1, 2, 4, 8): batch 1 takes 15.2, 11.3, 8.9, 7.4; batch
 // 8 16.0, 12.8, 16.0, 19.0; batch 16 21.2, 15.8, 24.6, 32.1; batch 32 27.4, 25.7, 36.5, 51.3; batch 64 42.7, 47.5, 62.9, 100.6; batch 256
@@ -46,6 +48,11 @@ constexpr int kMultiprocessors = 132;
 // 128.
 constexpr int kHeldKeys = 4, kAhead = 2;
 constexpr int kPrefetchBytes = 64 * 1024;  // of state_v, by a block: two on each multiprocessor ask for a third of the L2 cache
+
+// Of a thread of a small batch with streams: beside such a block there is room for one of the launch before (dense/gemv_cuda.cu, 112
+// registers a thread), so that it asks for its states while that one still runs.
+constexpr int kRegistersBeside = 144;
+constexpr int kGateRows = kWarps * dense::kTileRows;  // of the output's gate, by a block
 
 // First of `count` things that belong to part `index` of `parts`.
 __host__ __device__ constexpr int part_begin(int count, int index, int parts) {
@@ -268,12 +275,15 @@ template <class T>
 struct Vectors {
   float q = 0.0F, k = 0.0F, q_weight = 1.0F, k_weight = 1.0F;
 
-  __device__ Vectors(const StepCudaParams& p, int64_t row) { load(p, row, static_cast<int>(threadIdx.x)); }
-
   __device__ void load(const StepCudaParams& p, int64_t row, int i) {
     if (i >= p.K) return;
     q = load_float<T>(p.q, row * p.K + i);
     k = load_float<T>(p.k, row * p.K + i);
+    load_weights(p, i);
+  }
+
+  __device__ void load_weights(const StepCudaParams& p, int i) {
+    if (i >= p.K) return;
     if (p.q_norm_weight != nullptr) q_weight = p.q_norm_weight[i];
     if (p.k_norm_weight != nullptr) k_weight = p.k_norm_weight[i];
   }
@@ -304,6 +314,63 @@ struct Vectors {
   }
 };
 
+// With streams, what a thread makes of them: a column of q, of k and of the block's columns of v, and the head's gates.
+struct StreamInputs {
+  ConvColumn q, k, v;
+  HeadGates gates;
+
+  __device__ void move_keys_on() const {
+    q.move_on();
+    k.move_on();
+  }
+
+  __device__ StreamInputs(const StepCudaParams& p, const StepStreams& s, int64_t row, int v_begin, int v_columns)
+      : q(s, 0, row / p.H, row % p.H * p.K + own(p.K), 0, p.H * p.K),
+        k(s, 1, row / p.H, row % p.H * p.K + own(p.K), p.H * p.K, p.H * p.K),
+        v(s, 2, row / p.H, row % p.H * p.V + v_begin + own(v_columns), 2 * p.H * p.K, p.H * p.V),
+        gates(s, row / p.H, row % p.H, p.H, p.H * (2 * p.K + p.V) + s.rank) {}
+
+ private:
+  // Threads that have no column read the last one's.
+  static __device__ int own(int64_t columns) { return min(static_cast<int>(threadIdx.x), static_cast<int>(columns) - 1); }
+};
+struct NoStreamInputs {
+  __device__ NoStreamInputs(const StepCudaParams&, const StepStreams&, int64_t, int, int) {}
+};
+
+// RMSNorm(o) * sigmoid(gate) of this block's columns, `o` [columns] of each block's shared memory; V is a multiple of 64 up to 256, so that
+// eight neighbours are one block's.
+struct GatedNorm {
+  float gate = 0.0F, weight = 0.0F;  // of this thread's column
+
+  // Asks for them, ahead of their use.
+  __device__ void load(const StepCudaParams& p, const StepStreams& s, int64_t row, int begin, int columns) {
+    const int tid = static_cast<int>(threadIdx.x);
+    if (tid >= columns) return;
+    gate = load_float<__nv_bfloat16>(s.gate, row * p.V + begin + tid);
+    weight = s.o_norm_weight[begin + tid];
+  }
+
+  __device__ void write(const cg::cluster_group& cluster, const StepCudaParams& p, const StepStreams& s, int64_t row, float* o, int begin,
+                        int columns) const {
+    constexpr float kSmallest = 1.17549435e-38F;
+    const int V = static_cast<int>(p.V), tid = static_cast<int>(threadIdx.x), own = V / static_cast<int>(cluster.num_blocks());
+    cluster.sync();
+    const int first = rows::kVector * (tid % 32);
+    float sum = 0.0F;
+    if (first < V) {
+      const float* there = cluster.map_shared_rank(o, first / own) + first % own;
+#pragma unroll
+      for (int i = 0; i < rows::kVector; ++i) sum += there[i] * there[i];
+    }
+    const float rate = rsqrtf(fmaxf(warp_sum(sum) / static_cast<float>(V) + s.o_norm_eps, kSmallest));
+    if (tid < columns) {
+      static_cast<__nv_bfloat16*>(p.o)[row * V + begin + tid] = __float2bfloat16_rn(o[tid] * (rate * weight) * rows::sigmoid(gate));
+    }
+    cluster.sync();  // no block may end before the others have read its columns
+  }
+};
+
 // Step 1: cos and sin of every frequency, and beta U(-clock) b. The clock is reduced modulo m, which is exact, and j clock / m to
 // less than half a turn, in double: a clock of a million costs no accuracy.
 __device__ void temporal_write(int M, double clock, float beta, float2* trig, float2* write) {
@@ -322,11 +389,12 @@ __device__ void temporal_write(int M, double clock, float beta, float2* trig, fl
 
 // Step 3: read = U(-clock) table^T softmax(table scores) over the m active rows. A warp takes every eighth row: logits, their exponentials
 // against the warp's own greatest, and the weighted sum of its rows; then the warps' sums are put on one scale and added in order. Ends
-// with all of read visible to the block. partial: [kWarps, M] and two numbers a warp.
+// with all of read visible to the block. partial: [kWarps, M] and two numbers a warp. kAtOnce: rows whose sums over the lanes are taken
+// together, for which there must be registers.
+template <int kAtOnce>
 __device__ void read_out(const float* table, int M, const float* scores, const float2* trig, float4* partial, float2* read) {
-  constexpr int kRows = kMaxSlots / kWarps;  // of a warp, at most: one a lane
-  constexpr int kAtOnce = 4;
-  static_assert(kRows <= 32);
+  static_assert(kMaxSlots / kWarps <= 32, "a warp has at most a row a lane");
+  constexpr int kLanes = 32 / kAtOnce;  // that end with the same row's sum
   const int m = M - 1;
   const int columns = M / 4;
   const int warp = threadIdx.x / 32;
@@ -345,11 +413,22 @@ __device__ void read_out(const float* table, int M, const float* scores, const f
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) sum[i] = dot4(table4[min(first + i, own - 1) * kWarps * columns + c], score, sum[i]);
     }
+    // Of two lanes each keeps half of the rows that both hold parts of; in the end lane l has row l / kLanes.
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      sum[i] = warp_sum(sum[i]);
-      if (lane == first + i && lane < own) logit = sum[i];
+    for (int level = 0; (kAtOnce >> level) > 1; ++level) {
+      const int half = kAtOnce >> (level + 1), distance = 16 >> level;
+      const bool upper = (lane & distance) != 0;
+#pragma unroll
+      for (int i = 0; i < kAtOnce / 2; ++i) {
+        if (i >= half) break;
+        const float given = __shfl_xor_sync(0xFFFFFFFFU, upper ? sum[i] : sum[i + half], distance);
+        sum[i] = (upper ? sum[i + half] : sum[i]) + given;
+      }
     }
+#pragma unroll
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) sum[0] += __shfl_xor_sync(0xFFFFFFFFU, sum[0], distance);
+    const float there = __shfl_sync(0xFFFFFFFFU, sum[0], lane % kAtOnce * kLanes);
+    if (lane / kAtOnce * kAtOnce == first && lane < own) logit = there;
   }
   const float top = warp_max(logit);
   const float power = own > 0 ? expf(logit - top) : 0.0F;
@@ -360,7 +439,7 @@ __device__ void read_out(const float* table, int M, const float* scores, const f
   for (int c = lane; c - lane < columns; c += 32) {
     float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     const int at = min(c, columns - 1);
-#pragma unroll 4
+#pragma unroll kAtOnce
     for (int r = 0; r < own; ++r) sum = fma4(__shfl_sync(0xFFFFFFFFU, power, r), table4[r * kWarps * columns + at], sum);
     if (c < columns) partial[warp * columns + c] = sum;
   }
@@ -386,9 +465,11 @@ __device__ void read_out(const float* table, int M, const float* scores, const f
 }
 
 // kTable: the readout table is copied to shared memory. kHold: so is the block's part of state_v, at once, so that its update need not wait
-// for the readout; otherwise it is read from memory after the readout.
-template <class T, class S, bool kTable, bool kHold>
-__global__ void __launch_bounds__(kThreads, kHold ? 1 : 2) cyclic_flow_step_fused_sm90(const __grid_constant__ StepCudaParams p) {
+// for the readout; otherwise it is read from memory after the readout. kStreams: q, k, v and the gates are made here; blocks past the
+// heads' write the output's gate.
+template <class T, class S, bool kTable, bool kHold, bool kStreams>
+__global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 / kThreads / 2)
+    cyclic_flow_step_fused_sm90(const __grid_constant__ StepCudaParams p, const __grid_constant__ StepStreams s) {
   using Packed = typename Quad<S>::Packed;
   extern __shared__ float4 shared4[];
   float* shared = reinterpret_cast<float*>(shared4);
@@ -400,6 +481,14 @@ __global__ void __launch_bounds__(kThreads, kHold ? 1 : 2) cyclic_flow_step_fuse
   const int M = static_cast<int>(p.M);
   const int tid = static_cast<int>(threadIdx.x);
   const int64_t row = blockIdx.x / blocks;
+  if constexpr (kStreams) {
+    const int64_t past_heads = blockIdx.x - p.B * p.H * blocks;
+    if (past_heads >= 0) {
+      const int64_t first = past_heads * kGateRows + tid / 32 * dense::kTileRows;
+      write_gate(s, p.B, first, p.H * p.V, p.H * (2 * p.K + p.V));
+      return;
+    }
+  }
   const Layout at = shared_layout(K, V, M, blocks, kTable, kHold ? static_cast<int>(sizeof(S)) : 0);
   S* const state_k = static_cast<S*>(p.state_k) + row * p.K * p.M;
   S* const state_v = static_cast<S*>(p.state_v) + row * p.M * p.V;
@@ -413,18 +502,28 @@ __global__ void __launch_bounds__(kThreads, kHold ? 1 : 2) cyclic_flow_step_fuse
 
   // What the launch before this one may still be writing must not be read yet, but it can be brought to the L2 cache; not by so many blocks
   // that they push each other's out.
-  if (kHold && tid == 0) {
+  if (kStreams) let_next_launch_begin();
+  if (!kStreams && kHold && tid == 0) {
     if (group_end > group_begin)
       prefetch_bulk(state_k + static_cast<int64_t>(group_begin) * kGroupRows * M,
                     (group_end - group_begin) * kGroupRows * M * static_cast<int>(sizeof(S)));
     const int first = part_begin(M, rank, blocks), last = part_begin(M, rank + 1, blocks);
     if (last > first) prefetch_bulk(state_v + static_cast<int64_t>(first) * V, (last - first) * V * static_cast<int>(sizeof(S)));
   }
-  wait_for_earlier_launch();
-  let_next_launch_begin();
-  Vectors<T> vectors(p, row);
-  const float log_alpha = p.log_alpha[row], beta = p.beta[row];
-  const double clock = p.clock[row] + static_cast<double>(p.delta[row]);
+  Vectors<T> vectors;
+  float log_alpha, beta;
+  double clock;
+  if constexpr (kStreams) {
+    vectors.load_weights(p, tid);
+    clock = p.clock[row];
+  } else {
+    wait_for_earlier_launch();
+    let_next_launch_begin();
+    vectors.load(p, row, tid);
+    log_alpha = p.log_alpha[row];
+    beta = p.beta[row];
+    clock = p.clock[row] + static_cast<double>(p.delta[row]);
+  }
 
   const float* table = p.readout_table + row % p.H * p.M * p.M;
   __shared__ uint64_t table_here;
@@ -470,20 +569,38 @@ __global__ void __launch_bounds__(kThreads, kHold ? 1 : 2) cyclic_flow_step_fuse
   values.step = value_runs;
   values.end = value_run < value_runs ? M / kGroupRows : 0;
   const Held<S> held{reinterpret_cast<Packed*>(shared + at.values) + value_column, value_columns};
+  std::conditional_t<kStreams, StreamInputs, NoStreamInputs> in(p, s, row, 4 * column_begin, 4 * value_columns);
   float4 v4 = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-  if (values.end > 0) {
+  if (!kStreams && values.end > 0) {
     const int64_t from = row * p.V + 4 * (column_begin + value_column);
     v4 = make_float4(load_float<T>(p.v, from), load_float<T>(p.v, from + 1), load_float<T>(p.v, from + 2), load_float<T>(p.v, from + 3));
   }
 
-  Ahead<S, kHold ? kHeldKeys : kAhead> first_keys(keys);
+  Ahead<S, kHold && !kStreams ? kHeldKeys : kAhead> first_keys(keys);
   if (kHold) held.ask(values);
 
+  __shared__ float4 own_columns[kStreams ? kThreads / 4 : 1];  // of v, then of o
+  if constexpr (kStreams) {
+    wait_for_earlier_launch();
+    if (tid < K) {
+      vectors.q = in.q.value();
+      vectors.k = in.k.value();
+      if (!kHold && blocks == 1) in.move_keys_on();
+    }
+    if (tid < 4 * value_columns) {
+      reinterpret_cast<float*>(own_columns)[tid] = in.v.value();
+      in.v.move_on();
+    }
+    log_alpha = in.gates.log_alpha();
+    beta = in.gates.beta();
+    clock += static_cast<double>(in.gates.delta());
+  }
   const float alpha = expf(log_alpha);
   vectors.normalise(p, row, q, k);
   temporal_write(M, clock, beta, trig, write);
   __syncthreads();
 
+  if constexpr (kStreams) v4 = own_columns[value_column];
   const float4 write4 = reinterpret_cast<const float4*>(write)[key_column];
   const float* write1 = reinterpret_cast<const float*>(write);
   first_keys.update_and_read(keys, alpha, write4, k, q, partial4 + key_column, group_begin, key_columns);
@@ -511,8 +628,11 @@ __global__ void __launch_bounds__(kThreads, kHold ? 1 : 2) cyclic_flow_step_fuse
     cluster.sync();
   }
 
-  // Every block of the cluster has read the clock, and has its slices ready.
+  // Every block of the cluster has read the clock and the convolutions' pasts, and has its slices ready.
   if (rank == 0 && tid == 0) p.clock[row] = clock;
+  if constexpr (kStreams && kHold) {
+    if (rank == 0 && tid < K) in.move_keys_on();
+  }
   if (tid < M / 2) {
     float2 sum = make_float2(0.0F, 0.0F);
     for (int slice = 0; slice < kSlices; ++slice) {
@@ -527,7 +647,7 @@ __global__ void __launch_bounds__(kThreads, kHold ? 1 : 2) cyclic_flow_step_fuse
   __syncthreads();
 
   if (kTable) hopper::barrier_wait(&table_here, 0);
-  read_out(table, M, reinterpret_cast<const float*>(scores), trig, partial4, weights);
+  read_out<kHold && kTable ? 16 : 4>(table, M, reinterpret_cast<const float*>(scores), trig, partial4, weights);
 
   const float* read1 = reinterpret_cast<const float*>(weights);
   if constexpr (kHold) {
@@ -535,15 +655,32 @@ __global__ void __launch_bounds__(kThreads, kHold ? 1 : 2) cyclic_flow_step_fuse
   } else {
     first_values.update_and_read(values, alpha, v4, write1, read1, partial4 + value_column, 0, value_columns);
   }
+  GatedNorm gated;
+  if (kStreams && s.gate_up == nullptr) gated.load(p, s, row, 4 * column_begin, 4 * value_columns);
   __syncthreads();
 
   for (int i = tid; i < 4 * value_columns; i += kThreads) {
     float sum = 0.0F;
 #pragma unroll 8
     for (int group = 0; group < M / kGroupRows; ++group) sum += partial[group * 4 * value_columns + i];
-    static_cast<T*>(p.o)[row * p.V + 4 * column_begin + i] = static_cast<T>(sum);
+    const T narrow = static_cast<T>(sum);
+    if (kStreams && s.gate_up == nullptr) {
+      reinterpret_cast<float*>(own_columns)[i] = static_cast<float>(narrow);
+    } else {
+      static_cast<T*>(p.o)[row * p.V + 4 * column_begin + i] = narrow;
+    }
   }
   cluster.barrier_wait(std::move(others_done));
+  if constexpr (kStreams) {
+    if (!kHold && blocks > 1 && rank == 0 && tid < K) {  // read anew: there were no registers to keep them
+      StreamInputs again(p, s, row, 4 * column_begin, 4 * value_columns);
+      again.q.value();
+      again.k.value();
+      again.move_keys_on();
+    }
+    if (s.gate_up != nullptr) return;
+    gated.write(cluster, p, s, row, reinterpret_cast<float*>(own_columns), 4 * column_begin, 4 * value_columns);
+  }
 }
 
 bool aligned_to_16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
@@ -566,18 +703,24 @@ struct Keep {
   bool table, values;
 };
 
+// Blocks that write the output's gate: whole clusters.
+int gate_blocks(const StepCudaParams& p, int blocks) {
+  if (p.streams == nullptr || p.streams->gate_up == nullptr) return 0;
+  return ceil_div(ceil_div(static_cast<int>(p.H * p.V), kGateRows), blocks) * blocks;
+}
+
 Keep keep_of(const StepCudaParams& p, int blocks) {
-  const bool alone = p.B * p.H * blocks <= kMultiprocessors;
+  const bool alone = p.B * p.H * blocks + gate_blocks(p, blocks) <= kMultiprocessors;
   Keep keep{};
   keep.values = alone && shared_bytes(p, blocks, false, true) <= kMaxSharedBytes;
   keep.table = blocks > 1 && shared_bytes(p, blocks, true, keep.values) <= (alone ? kMaxSharedBytes : kMaxSharedBytes / 2 - 1024);
   return keep;
 }
 
-template <class T, class S, bool kTable, bool kHold>
+template <class T, class S, bool kTable, bool kHold, bool kStreams>
 cudaError_t launch(const StepCudaParams& p, int blocks, cudaStream_t stream) {
   const int bytes = shared_bytes(p, blocks, kTable, kHold);
-  const auto kernel = &cyclic_flow_step_fused_sm90<T, S, kTable, kHold>;
+  const auto kernel = &cyclic_flow_step_fused_sm90<T, S, kTable, kHold, kStreams>;
   if (bytes > kFreeSharedBytes) {
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (status != cudaSuccess) return status;
@@ -588,26 +731,40 @@ cudaError_t launch(const StepCudaParams& p, int blocks, cudaStream_t stream) {
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(p.B * p.H * blocks));
+  config.gridDim = dim3(static_cast<unsigned>(p.B * p.H * blocks + gate_blocks(p, blocks)));
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = static_cast<size_t>(bytes);
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, kernel, p);
+  return cudaLaunchKernelEx(&config, kernel, p, kStreams ? *p.streams : StepStreams{});
 }
 
-template <class T, class S>
+template <class T, class S, bool kStreams>
 cudaError_t launch(const StepCudaParams& p, cudaStream_t stream) {
   const int blocks = step_cuda_cluster(p);
   const Keep keep = keep_of(p, blocks);
-  if (keep.values) return keep.table ? launch<T, S, true, true>(p, blocks, stream) : launch<T, S, false, true>(p, blocks, stream);
-  return keep.table ? launch<T, S, true, false>(p, blocks, stream) : launch<T, S, false, false>(p, blocks, stream);
+  if (keep.values) {
+    return keep.table ? launch<T, S, true, true, kStreams>(p, blocks, stream) : launch<T, S, false, true, kStreams>(p, blocks, stream);
+  }
+  return keep.table ? launch<T, S, true, false, kStreams>(p, blocks, stream) : launch<T, S, false, false, kStreams>(p, blocks, stream);
 }
 
-template <class T>
+template <class T, bool kStreams = false>
 cudaError_t launch(const StepCudaParams& p, cudaStream_t stream) {
-  return p.state_dtype == StepDtype::kBFloat16 ? launch<T, __nv_bfloat16>(p, stream) : launch<T, float>(p, stream);
+  return p.state_dtype == StepDtype::kBFloat16 ? launch<T, __nv_bfloat16, kStreams>(p, stream) : launch<T, float, kStreams>(p, stream);
+}
+
+const char* streams_refusal(const StepCudaParams& p) {
+  const StepStreams& s = *p.streams;
+  if (p.dtype != StepDtype::kBFloat16) return "streams are in bf16";
+  if (p.K > kThreads || p.V > kThreads || p.V % 64 != 0) return "with streams K is at most 256, V a multiple of 64 up to 256";
+  if (s.taps < 1 || s.taps > StepStreams::kMaxTaps) return "a convolution has more than 4 taps";
+  if (s.stride % 8 != 0 || p.H * p.K % 4 != 0) return "rows of the projections are not aligned to 16 bytes";
+  if (s.gate_up == nullptr) return nullptr;
+  if (p.B > StepStreams::kMaxGateRows) return "the output's gate is written for batches of at most 16";
+  if (s.rank < 1 || s.rank > kMaxRank || s.rank % dense::kChunk != 0) return "the gate's rank is not a multiple of 32 up to 256";
+  return nullptr;
 }
 
 }  // namespace
@@ -621,6 +778,7 @@ const char* step_cuda_refusal(const StepCudaParams& p) {
   if (p.state_dtype == StepDtype::kBFloat16 && p.V % 8 != 0) return "V is not a multiple of 8, which bf16 states need";
   if (!aligned_to_16(p.state_k) || !aligned_to_16(p.state_v)) return "state_k or state_v is not aligned to 16 bytes";
   if (!aligned_to_16(p.readout_table)) return "readout_table is not aligned to 16 bytes";
+  if (const char* reason = p.streams != nullptr ? streams_refusal(p) : nullptr; reason != nullptr) return reason;
   if (p.cluster != 0 && p.cluster != 1 && p.cluster != 2 && p.cluster != 4 && p.cluster != 8) return "cluster is not 0, 1, 2, 4 or 8";
   if (!fits(p, p.cluster != 0 ? p.cluster : kSlices)) return "K * M or V * M is too large for the shared memory of the cluster";
   return nullptr;
@@ -637,6 +795,7 @@ int step_cuda_cluster(const StepCudaParams& p) {
 cudaError_t step_cuda(const StepCudaParams& p, cudaStream_t stream) {
   if (step_cuda_refusal(p) != nullptr) return cudaErrorInvalidValue;
   if (p.B * p.H == 0) return cudaSuccess;
+  if (p.streams != nullptr) return launch<__nv_bfloat16, true>(p, stream);
   return p.dtype == StepDtype::kBFloat16 ? launch<__nv_bfloat16>(p, stream) : launch<float>(p, stream);
 }
 

@@ -9,6 +9,25 @@ namespace cyfa::cyclic_flow {
 
 enum class StepDtype { kFloat32, kBFloat16 };
 
+// The mixer around the step, in the same launch, of a row of its projections: the short convolutions, the gates, and either the output's
+// gate or the norm that it multiplies. Activations in bf16. Everything but x and, where it is read, gate is read while the launch before
+// still runs: it must not be that one's result.
+struct StepStreams {
+  static constexpr int kMaxTaps = 4;
+  const void* x = nullptr;        // [B, stride]: columns of q, k [H K each], v [H V], the gate's first factor [rank], a, b, d [H each]
+  int64_t stride = 0, rank = 0, taps = 0;
+  const float* conv[3] = {};       // [width, taps], the newest token's tap last
+  const float* conv_bias[3] = {};  // [width] or null
+  float* past[3] = {};             // [B, taps - 1, width], the newest last; moved on
+  const float *dt_bias = nullptr, *A_log = nullptr, *b_bias = nullptr, *d_bias = nullptr;  // [H]; see rows::GatesCuda
+  const void* gate_up = nullptr;    // [H V, rank]: gate = gate_up x + gate_bias is written, for B up to kMaxGateRows; null: it is read,
+  const void* gate_bias = nullptr;  // [H V]                                             and o is RMSNorm(o) * sigmoid(gate)
+  void* gate = nullptr;             // [B, H V]
+  const float* o_norm_weight = nullptr;  // [V], with a gate that is read
+  float o_norm_eps = 0.0F;
+  static constexpr int64_t kMaxGateRows = 16;
+};
+
 // Contiguous arrays in device memory. q, k, v and o are of `dtype`; everything else is as in StepParams of step.h.
 struct StepCudaParams {
   int64_t B = 0, H = 0, K = 0, V = 0, M = 0;
@@ -29,6 +48,7 @@ struct StepCudaParams {
   void* state_v = nullptr;               // [B, H, M, V], updated
   double* clock = nullptr;               // [B, H], updated
   void* o = nullptr;                     // [B, H, V], written
+  const StepStreams* streams = nullptr;  // on the host; null: q, k, v, log_alpha, delta and beta come ready
   int cluster = 0;                       // blocks that share a head, 1, 2, 4 or 8; 0: chosen from the batch; changes no bit
 };
 

@@ -1,4 +1,5 @@
 // See rows_cuda.h. All of these move memory and little else: eight elements a thread and load, everything read once, fp32 between.
+#include "cyfa/kernels/hopper/launch.cuh"
 #include "cyfa/kernels/rows/vector.cuh"
 
 namespace cyfa::rows {
@@ -7,23 +8,30 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxVectors = 8;  // of a lane, in a row of a norm: 2,048 elements
+constexpr int64_t kFewRows = 512;  // of a norm: a block each, since the time is that of one row
 constexpr float kSmallest = 1.17549435e-38F;
 
-// A warp takes a row; lane l holds the vectors l, l + 32, ...
-template <class T, int kVectors, bool kGated, bool kPlus>
-__global__ void __launch_bounds__(kThreads) norm_kernel(NormCuda p) {
+// A warp takes a row; lane l holds the vectors l, l + 32, ... kFew: a block has one warp, asks for the weight with the row, and begins
+// while the launch before it ends.
+template <class T, int kVectors, bool kGated, bool kPlus, bool kFew>
+__global__ void __launch_bounds__(kFew ? 32 : kThreads) norm_kernel(const __grid_constant__ NormCuda p) {
   const int lane = threadIdx.x % 32;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int64_t row = kFew ? blockIdx.x : static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (row >= p.rows) return;
+  if constexpr (kFew) {
+    hopper::let_next_launch_begin();
+    hopper::wait_for_earlier_launch();
+  }
   const int vectors = static_cast<int>(p.width / kVector);
   const int64_t offset = row * p.width;
-  Eight rows[kVectors];
+  Eight rows[kVectors], weights[kFew ? kVectors : 1];
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int at = lane + 32 * i;
     if (at >= vectors) break;
     rows[i] = load(static_cast<const T*>(p.x) + offset, at);
+    if constexpr (kFew) weights[i] = load(p.weight, at);
     if constexpr (kPlus) {
       const Eight more = load(static_cast<const T*>(p.plus) + offset, at);
 #pragma unroll
@@ -44,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(NormCuda p) {
   for (int i = 0; i < kVectors; ++i) {
     const int at = lane + 32 * i;
     if (at >= vectors) break;
-    const Eight weight = load(p.weight, at);
+    const Eight weight = kFew ? weights[kFew ? i : 0] : load(p.weight, at);
 #pragma unroll
     for (int e = 0; e < kVector; ++e) rows[i].at[e] *= rate * weight.at[e];
     if constexpr (kGated) {
@@ -269,7 +277,10 @@ cudaError_t norm_cuda(const NormCuda& p, cudaStream_t stream) {
     using T = decltype(type);
     constexpr int kVectors = decltype(vectors)::value;
     constexpr bool kGated = decltype(gated)::value;
-    const auto kernel = p.plus == nullptr ? norm_kernel<T, kVectors, kGated, false> : norm_kernel<T, kVectors, false, true>;
+    if (p.plus != nullptr && p.rows <= kFewRows) {
+      return hopper::launch_early(&norm_kernel<T, kVectors, false, true, true>, static_cast<int>(p.rows), 32, 0, stream, p);
+    }
+    const auto kernel = p.plus == nullptr ? norm_kernel<T, kVectors, kGated, false, false> : norm_kernel<T, kVectors, false, true, false>;
     kernel<<<blocks_of(p.rows, kWarps), kThreads, 0, stream>>>(p);
     return cudaGetLastError();
   });

@@ -1,0 +1,13 @@
+// What the GPU does, kernel by kernel.
+#pragma once
+
+namespace cyfa::app {
+
+// Prints the kernels that ran between construction and print(), by time. `span` says what ran: "one step".
+class KernelTable {
+ public:
+  KernelTable();
+  void print(const char* span) const;
+};
+
+}  // namespace cyfa::app
