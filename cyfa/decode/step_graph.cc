@@ -15,6 +15,13 @@ struct StepGraph::Recording {
   at::Tensor ids, logits;
   at::cuda::CUDAGraph graph;
   c10::Event read{at::kCUDA};  // after the last replay, and so after its reading of `given`
+
+  ~Recording() {  // torch does not know of that reading, and would give the memory to others
+    try {
+      read.synchronize();
+    } catch (const c10::Error&) {  // the device is lost; so is what was read
+    }
+  }
 };
 
 namespace {
@@ -30,11 +37,17 @@ bool same_tensors(const ModelState& a, const ModelState& b) {
   return true;
 }
 
-// After an error inside, the capture must still be closed, which reports the error once more.
-void end_broken_capture(at::cuda::CUDAGraph& graph) {
+// After an error inside, the capture must still be closed, on its stream. Where CUDA has given it up, torch says so once more and leaves the
+// pool open that the capture allocated from.
+void end_broken_capture(at::cuda::CUDAGraph& graph, c10::DeviceIndex device, const c10::MempoolId_t& pool) {
   try {
     graph.capture_end();
   } catch (const c10::Error&) {
+    try {
+      c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool);
+      c10::cuda::CUDACachingAllocator::releasePool(device, pool);
+    } catch (const c10::Error&) {  // it was closed already
+    }
   }
 }
 
@@ -47,9 +60,10 @@ at::Tensor StepGraph::step(const at::Tensor& ids, ModelState& state) {
   model_.check_ids(ids);
   if (!same_tensors(held_, state)) {
     recording_.reset();
-    held_ = state;
+    held_ = {};
+    const ModelState before = state;
     const at::Tensor logits = model_.step(weights_, ids, state);
-    if (!same_tensors(held_, state)) held_ = {};  // one that grows is never recorded
+    if (same_tensors(before, state)) held_ = state;
     return logits;
   }
   if (recording_ == nullptr) {
@@ -58,22 +72,24 @@ at::Tensor StepGraph::step(const at::Tensor& ids, ModelState& state) {
     recording->ids = at::empty(ids.sizes(), at::TensorOptions(at::kLong).device(model_.device()));
     const c10::cuda::CUDAStream outside = c10::cuda::getCurrentCUDAStream(model_.device().index());
     outside.synchronize();
+    const c10::MempoolId_t pool = at::cuda::graph_pool_handle();
     {
       const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, outside.device_index()));
-      recording->graph.capture_begin();
+      recording->graph.capture_begin(pool);
       try {
         C10_CUDA_CHECK(cudaMemcpyAsync(recording->ids.mutable_data_ptr(), recording->given.const_data_ptr(), recording->ids.nbytes(),
                                        cudaMemcpyHostToDevice, c10::cuda::getCurrentCUDAStream()));
         recording->logits = model_.step(weights_, recording->ids, state);
         recording->graph.capture_end();
       } catch (const c10::Error&) {
+        end_broken_capture(recording->graph, outside.device_index(), pool);
         refused_ = true;
+      } catch (...) {
+        end_broken_capture(recording->graph, outside.device_index(), pool);
+        throw;
       }
     }
-    if (refused_) {  // nothing has run yet
-      end_broken_capture(recording->graph);
-      return model_.step(weights_, ids, state);
-    }
+    if (refused_) return model_.step(weights_, ids, state);  // nothing has run yet
     recording_ = std::move(recording);
   }
   recording_->read.synchronize();  // at once before the first
@@ -91,7 +107,7 @@ at::Tensor StepGraph::step(const at::Tensor& ids, ModelState& state) { return mo
 
 #endif
 
-StepGraph::StepGraph(const CausalLM& model, const Weights& weights) : model_(model), weights_(weights) {}
+StepGraph::StepGraph(const CausalLM& model, const Weights& weights) : model_(model), weights_(weights), refused_(!model.recordable()) {}
 StepGraph::~StepGraph() = default;
 
 }  // namespace cyfa

@@ -1,6 +1,6 @@
 // A model's decoding step on a GPU as one launch: its many small kernels are recorded once and replayed, since at small batches
-// launching them takes longer than they do. Elsewhere, for states that grow (attention's) and for mixers whose step waits for the GPU, it
-// is CausalLM::step itself.
+// launching them takes longer than they do. Elsewhere and for models whose step cannot be recorded (CausalLM::recordable) it is
+// CausalLM::step itself.
 #pragma once
 
 #include <memory>
@@ -26,9 +26,9 @@ class StepGraph {
 
   const CausalLM& model_;
   const Weights& weights_;
-  ModelState held_;  // the last call's tensors, held so that no others come to lie where they do
+  ModelState held_;  // the last step's tensors, held so that no others come to lie where they do
   std::unique_ptr<Recording> recording_;
-  bool refused_ = false;  // some op of the model cannot be recorded
+  bool refused_;  // some op of the model cannot be recorded
 };
 
 }  // namespace cyfa

@@ -58,6 +58,7 @@ class BlurryWindow final : public StreamMixer {
     o_proj_ = scope.matrix("o_proj.weight", {D, H * c.V}, normal);
   }
 
+  bool recordable() const override { return false; }  // its tables come from the host
   at::Tensor mix(Call& call) const override {
     const double eps = c_.backbone.norm_eps;
     const std::vector<at::Tensor> y = project(call, {false, false, false}, {{gate_down_, {}}});

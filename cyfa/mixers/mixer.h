@@ -78,6 +78,8 @@ class Mixer {
                         const at::Tensor& /*norm_weight*/, double /*eps*/, MixerState&, const at::Tensor& /*ahead*/) const {
     return false;
   }
+  // Whether a step on a GPU neither waits for it nor copies from the host, so that it can be recorded and replayed.
+  virtual bool recordable() const { return true; }
   // The matrix that add_step reads first; undefined: none in particular.
   virtual at::Tensor first_matrix(const std::vector<at::Tensor>& /*derived*/) const { return {}; }
 

@@ -28,6 +28,7 @@ class SoftmaxAttention final : public CallMixer {
     tokens_ = keep_position();
   }
 
+  bool recordable() const override { return false; }  // how much was seen is asked of the cache
   at::Tensor mix(Call& call) const override {
     const std::vector<at::Tensor> y = call.project({{q_proj_, {}}, {k_proj_, {}}, {v_proj_, {}}});
     const at::Tensor at_token = call.positions(tokens_);

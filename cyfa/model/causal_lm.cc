@@ -1,5 +1,7 @@
 #include "cyfa/model/causal_lm.h"
 
+#include <algorithm>
+
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "cyfa/model/recompute.h"
@@ -221,6 +223,10 @@ at::Tensor CausalLM::head(const Weights& w, const at::Tensor& hidden) const {
 
 at::Tensor CausalLM::head_step(const Weights& w, const at::Tensor& hidden) const {
   return ops::linear_step(ops::rms_norm(hidden, w[norm_], config_.backbone.norm_eps), w[head_weight()]).to(at::kFloat);
+}
+
+bool CausalLM::recordable() const {
+  return std::all_of(layers_.begin(), layers_.end(), [](const Layer& layer) { return layer.mixer->recordable(); });
 }
 
 at::Tensor CausalLM::step(const Weights& w, const at::Tensor& ids, ModelState& state) const {

@@ -58,6 +58,8 @@ class CausalLM {
 
   // One token for each of B sequences, ids [B]: fp32 logits [B, vocab_size]; `state` is updated in place. w is of step_weights().
   at::Tensor step(const Weights& w, const at::Tensor& ids, ModelState& state) const;
+  // Whether such a step can be recorded on a GPU (StepGraph).
+  bool recordable() const;
 
   // Mean cross-entropy of targets [B, T] given inputs [B, T]; targets of ops::kIgnore do not count. With cu_seqlens, rows are taken as
   // packed sequences [1, B * T].

@@ -2,7 +2,8 @@
 // autograd. Each says whether it was there for what it was given; if not, nothing has happened, and packed.h or the rest of cyfa/ops
 // computes the same. Builds without CUDA have nothing of this.
 //
-// Weights and states must have been written before the launch that was last queued: they are read while that one runs.
+// Weights and states must have been written before the last launch on the stream that is none of these: launches here begin while those
+// before them run, and read them at once.
 #pragma once
 
 #include "cyfa/ops/packed.h"

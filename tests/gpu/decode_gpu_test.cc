@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
+#include <filesystem>
+
 #include "cyfa/decode/step_graph.h"
 #include "cyfa/ops/check.h"
 #include "cyfa/ops/cyclic_flow.h"
@@ -189,6 +191,24 @@ TEST_F(GpuDecode, AReplayedStepIsTheStep) {
     ModelState other = model.initial_state(B);
     graph.step(at::zeros({B}, at::kLong), other);
     EXPECT_FALSE(graph.recorded()) << "another state begins anew";
+  }
+}
+
+// Models whose step waits for the GPU or copies from the host say so, and are stepped as they are.
+TEST_F(GpuDecode, EveryMixerIsRecordedOrSaysThatItCannotBe) {
+  for (const auto& config : std::filesystem::directory_iterator(std::string(CYFA_SOURCE_DIR) + "/configs/parity")) {
+    SCOPED_TRACE(config.path().filename().string());
+    CausalLM model(ModelConfig::read(config.path()));
+    model.initialise(1, at::kBFloat16, at::kCUDA);
+    const Weights w = model.step_weights();
+    StepGraph graph(model, w);
+    ModelState state = model.initial_state(2), plain = model.initial_state(2);
+    for (int64_t t = 0; t < 4; ++t) {
+      const at::Tensor ids = at::randint(0, model.config().vocab_size, {2}, at::kLong);
+      const at::Tensor want = model.step(w, ids, plain).to(at::kCPU);
+      EXPECT_TRUE(same_bits(graph.step(ids, state).to(at::kCPU), want)) << "token " << t;
+      EXPECT_EQ(graph.recorded(), t > 0 && model.recordable());
+    }
   }
 }
 

@@ -216,5 +216,11 @@ TEST(Parameters, InitialisationIsTheDocumentedOne) {
   for (size_t id = 0; id < m.parameters().size(); ++id) EXPECT_TRUE(at::equal(m.parameters()[id], again.parameters()[id]));
 }
 
+// What the decoder replays on a GPU, and what it must not.
+TEST(Configs, StepsThatWaitOrCopyAreNotRecordable) {
+  for (const char* name : {"parity/cyfa", "parity/gdn", "parity/mamba3"}) EXPECT_TRUE(own(name).recordable()) << name;
+  for (const char* name : {"parity/bla-rho2", "parity/swa", "parity/transformer"}) EXPECT_FALSE(own(name).recordable()) << name;
+}
+
 }  // namespace
 }  // namespace cyfa::test

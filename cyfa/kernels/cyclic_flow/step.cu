@@ -721,8 +721,8 @@ template <class T, class S, bool kTable, bool kHold, bool kStreams>
 cudaError_t launch(const StepCudaParams& p, int blocks, cudaStream_t stream) {
   const int bytes = shared_bytes(p, blocks, kTable, kHold);
   const auto kernel = &cyclic_flow_step_fused_sm90<T, S, kTable, kHold, kStreams>;
-  if (bytes > kFreeSharedBytes) {
-    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (bytes > kFreeSharedBytes) {  // always for the most: another thread's launch may come between
+    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
     if (status != cudaSuccess) return status;
   }
   cudaLaunchAttribute attributes[2];

@@ -10,8 +10,8 @@ namespace cyfa::cyclic_flow {
 enum class StepDtype { kFloat32, kBFloat16 };
 
 // The mixer around the step, in the same launch, of a row of its projections: the short convolutions, the gates, and either the output's
-// gate or the norm that it multiplies. Activations in bf16. Everything but x and, where it is read, gate is read while the launch before
-// still runs: it must not be that one's result.
+// gate or the norm that it multiplies. Activations in bf16. Everything but x and, where it is read, gate is read while launches before it
+// still run: it must have been written before the last one that did not begin early.
 struct StepStreams {
   static constexpr int kMaxTaps = 4;
   const void* x = nullptr;        // [B, stride]: columns of q, k [H K each], v [H V], the gate's first factor [rank], a, b, d [H each]

@@ -20,6 +20,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kStepColumns = kWarps * kChunk;  // that a block's warps take at once
 constexpr int kManyOutputs = 3072;             // four tiles a block still keep most multiprocessors busy, and leave room beside them
 constexpr int64_t kFreeSharedBytes = 24 * 1024;  // of 48 KB that need no leave: what has a fixed size comes on top
+constexpr int64_t kMostSharedBytes = 36 * 1024;  // of staged rows: 16 of 1,024 or 8 of 2,048
 constexpr float kSmallest = 1.17549435e-38F;
 
 // In vectors of eight. Neighbouring rows stand half of the banks apart.
@@ -200,8 +201,8 @@ cudaError_t launch(const GemvCuda& p, cudaStream_t stream) {
   const int64_t outputs = kTileRows * (p.output == GemvOutput::kSwiglu ? kTiles / 2 : kTiles);
   const int64_t bytes = kInput == GemvInput::kPlain ? 0 : p.rows * staged_stride(p.in) * static_cast<int64_t>(sizeof(uint4));
   const auto kernel = &decode_gemv_sm90<kTiles, kSteps, kInput, kRows>;
-  if (bytes > kFreeSharedBytes) {
-    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  if (bytes > kFreeSharedBytes) {  // always for the most: another thread's launch may come between
+    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes);
     if (status != cudaSuccess) return status;
   }
   return hopper::launch_early(kernel, static_cast<int>((p.out + outputs - 1) / outputs), kThreads, static_cast<int>(bytes), stream, p);

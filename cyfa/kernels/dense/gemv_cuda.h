@@ -1,7 +1,8 @@
 // Products of a few rows with bf16 weights on Hopper, for decoding: bound by the reading of the weights, with what stands before and behind
 // a projection in the same launch. No torch, no allocation. Arrays in device memory, contiguous, aligned to 16 bytes.
 //
-// A launch reads its weights, and nothing else, while the launch before it still runs: they must not be that one's results.
+// A launch reads its weights, and nothing else, while launches before it still run: they must have been written before the last one that
+// did not begin early.
 #pragma once
 
 #include <cuda_runtime_api.h>
