@@ -2,7 +2,7 @@
 //   readout      U, dY, the table's gradient                   sm90_backward_readout.cu
 //   states       dS' at tile ends                              sm90_backward_states.cu
 //   values, keys dV, dK, dQ, scalars of the tokens             sm90_backward_values.cu, sm90_backward_keys.cu
-//   sums         dlog_alpha, ddelta and dbeta from these, tile by tile; the gradients of the table and of the norms' weights, over blocks
+//   sums         dlog_alpha, ddelta and dbeta from these, tile by tile; the gradients of the readout and of the norms' weights, over blocks
 // With two sections of slots the readout goes in launches of its own (sm90_backward_sections.cu), then states and passes a section at a
 // time; the sums are over both. Where rows are normalised first (sm90_norms.cu), the kernels see no norm, and its adjoint comes before the
 // sums. No stage adds with atomics: equal runs give equal bits.

@@ -1,14 +1,16 @@
 // What the decoding step makes of a row of the mixer's projections (StepStreams of step_cuda.h): convolved q, k, v, the gates, the output's
-// gate. The same operations in the same order as the kernels of cyfa/kernels/rows, so the same bits.
+// gate and the gated norm. The same operations in the same order as the kernels of cyfa/kernels/rows, so the same bits.
 #pragma once
 
+#include <cooperative_groups.h>
 #include <cuda_bf16.h>
 
 #include "cyfa/kernels/cyclic_flow/step_cuda.h"
 #include "cyfa/kernels/dense/gemv_tile.cuh"
 #include "cyfa/kernels/hopper/launch.cuh"
+#include "cyfa/kernels/rows/vector.cuh"
 
-namespace cyfa::cyclic_flow {
+namespace cyfa::cyclic_flow::step {
 
 // One column of a convolution. What does not depend on the launch before is read at construction.
 class ConvColumn {
@@ -68,14 +70,11 @@ class HeadGates {
         b_bias_(s.b_bias[head]),
         d_bias_(s.d_bias[head]) {}
 
-  __device__ float log_alpha() const { return -expf(rate_) * softplus(__bfloat162float(x_[0]) + dt_bias_); }
-  __device__ float beta() const { return sigmoid(__bfloat162float(x_[heads_]) + b_bias_); }
-  __device__ float delta() const { return sigmoid(__bfloat162float(x_[2 * heads_]) + d_bias_); }
+  __device__ float log_alpha() const { return -expf(rate_) * rows::softplus(__bfloat162float(x_[0]) + dt_bias_); }
+  __device__ float beta() const { return rows::exact_sigmoid(__bfloat162float(x_[heads_]) + b_bias_); }
+  __device__ float delta() const { return rows::exact_sigmoid(__bfloat162float(x_[2 * heads_]) + d_bias_); }
 
  private:
-  static __device__ float sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
-  static __device__ float softplus(float x) { return fmaxf(x, 0.0F) + log1pf(expf(-fabsf(x))); }
-
   const __nv_bfloat16* x_;
   int heads_;
   float dt_bias_, rate_, b_bias_, d_bias_;
@@ -120,4 +119,61 @@ __device__ inline void write_gate(const StepStreams& s, int64_t batch, int64_t f
   }
 }
 
-}  // namespace cyfa::cyclic_flow
+// With streams, what a thread makes of them: a column of q, of k and of the block's columns of v, and the head's gates.
+struct StreamInputs {
+  ConvColumn q, k, v;
+  HeadGates gates;
+
+  __device__ void move_keys_on() const {
+    q.move_on();
+    k.move_on();
+  }
+
+  __device__ StreamInputs(const StepCudaParams& p, const StepStreams& s, int64_t row, int v_begin, int v_columns)
+      : q(s, 0, row / p.H, row % p.H * p.K + own(p.K), 0, p.H * p.K),
+        k(s, 1, row / p.H, row % p.H * p.K + own(p.K), p.H * p.K, p.H * p.K),
+        v(s, 2, row / p.H, row % p.H * p.V + v_begin + own(v_columns), 2 * p.H * p.K, p.H * p.V),
+        gates(s, row / p.H, row % p.H, p.H, p.H * (2 * p.K + p.V) + s.rank) {}
+
+ private:
+  // Threads that have no column read the last one's.
+  static __device__ int own(int64_t columns) { return min(static_cast<int>(threadIdx.x), static_cast<int>(columns) - 1); }
+};
+struct NoStreamInputs {
+  __device__ NoStreamInputs(const StepCudaParams&, const StepStreams&, int64_t, int, int) {}
+};
+
+// RMSNorm(o) * sigmoid(gate) of this block's columns, `o` [columns] of each block's shared memory; V is a multiple of 64 up to 256, so that
+// eight neighbours are one block's.
+struct GatedNorm {
+  float gate = 0.0F, weight = 0.0F;  // of this thread's column
+
+  // Asks for them, ahead of their use.
+  __device__ void load(const StepCudaParams& p, const StepStreams& s, int64_t row, int begin, int columns) {
+    const int tid = static_cast<int>(threadIdx.x);
+    if (tid >= columns) return;
+    gate = __bfloat162float(static_cast<const __nv_bfloat16*>(s.gate)[row * p.V + begin + tid]);
+    weight = s.o_norm_weight[begin + tid];
+  }
+
+  __device__ void write(const cooperative_groups::cluster_group& cluster, const StepCudaParams& p, const StepStreams& s, int64_t row,
+                        float* o, int begin, int columns) const {
+    constexpr float kSmallest = 1.17549435e-38F;
+    const int V = static_cast<int>(p.V), tid = static_cast<int>(threadIdx.x), own = V / static_cast<int>(cluster.num_blocks());
+    cluster.sync();
+    const int first = rows::kVector * (tid % 32);
+    float sum = 0.0F;
+    if (first < V) {
+      const float* there = cluster.map_shared_rank(o, first / own) + first % own;
+#pragma unroll
+      for (int i = 0; i < rows::kVector; ++i) sum += there[i] * there[i];
+    }
+    const float rate = rsqrtf(fmaxf(rows::warp_sum(sum) / static_cast<float>(V) + s.o_norm_eps, kSmallest));
+    if (tid < columns) {
+      static_cast<__nv_bfloat16*>(p.o)[row * V + begin + tid] = __float2bfloat16_rn(o[tid] * (rate * weight) * rows::sigmoid(gate));
+    }
+    cluster.sync();  // no block may end before the others have read its columns
+  }
+};
+
+}  // namespace cyfa::cyclic_flow::step

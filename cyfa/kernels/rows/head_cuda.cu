@@ -8,8 +8,6 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__device__ __forceinline__ float exact_sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
-__device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0F) + log1pf(expf(-fabsf(x))); }
 __device__ __forceinline__ float number(float x) { return x; }
 __device__ __forceinline__ float number(__nv_bfloat16 x) { return __bfloat162float(x); }
 

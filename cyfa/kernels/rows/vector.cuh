@@ -79,6 +79,10 @@ __device__ __forceinline__ void store(__nv_bfloat16* to, int64_t index, const Ei
   reinterpret_cast<uint4*>(to)[index] = {words[0], words[1], words[2], words[3]};
 }
 
+// Of gates, which are exponents later: to the last bits.
+__device__ __forceinline__ float exact_sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
+__device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0F) + log1pf(expf(-fabsf(x))); }
+// Of activations.
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0F, 1.0F + __expf(-x)); }
 
 __device__ __forceinline__ float warp_sum(float x) {
