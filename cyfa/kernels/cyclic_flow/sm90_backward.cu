@@ -1,6 +1,7 @@
 // Backward of cyclic_flow on Hopper (docs/operator.md, "Chunks" and "The gate's gradient"): its small stages and the order of all.
 //   readout      U, dY, the table's gradient                   sm90_backward_readout.cu
 //   states       dS' at tile ends                              sm90_backward_states.cu
+//   through      <S, dS'> of tiles that keep something of S    sm90_backward_through.cu
 //   values, keys dV, dK, dQ, scalars of the tokens             sm90_backward_values.cu, sm90_backward_keys.cu
 //   sums         dlog_alpha, ddelta and dbeta from these, tile by tile; the gradients of the readout and of the norms' weights, over blocks
 // With two sections of slots the readout goes in launches of its own (sm90_backward_sections.cu), then states and passes a section at a
@@ -395,6 +396,7 @@ cudaError_t sm90_backward(const Sm90BackwardParams& p, cudaStream_t stream) {
   if (status == cudaSuccess) status = two ? backward_readout_of_sections(sections, stream) : backward_readout(sections[0], stream);
   for (int section = 0; section < (two ? 2 : 1); ++section) {
     if (status == cudaSuccess) status = backward_states(sections[section], stream);
+    if (status == cudaSuccess) status = backward_through(sections[section], stream);
     if (status == cudaSuccess) status = backward_passes(sections[section], stream);
   }
   if (status == cudaSuccess && two) status = backward_join(sections, stream);

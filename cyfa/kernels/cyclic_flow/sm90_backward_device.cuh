@@ -19,7 +19,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kWide = kC * kD * 2;    // bytes of a tile of keys, queries or values, and of a state
 constexpr int kNarrow = kC * kM * 2;  // bytes of a tile of write vectors, slot weights or scores, and of a table
 constexpr int kReadoutBlocks = 132;   // blocks of the readout stage; each sums its own gradient of the table
-constexpr int kWholeParts = 16;       // warps that hold one state in its walk, 128 columns each
+constexpr int kWholeParts = 16;       // of the sums over one state: 16 slots and 128 columns each
 
 enum Pass { kKeys = 0, kValues = 1 };
 
@@ -164,6 +164,7 @@ __device__ __forceinline__ uint64_t rows_of(uint32_t place, int distance, int ro
 // Stages, in order; each launches on the stream and returns cudaGetLastError().
 cudaError_t backward_readout(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_states(const Sm90BackwardParams& p, cudaStream_t stream);
+cudaError_t backward_through(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_passes(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_norms(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_sums(const Sm90BackwardParams& p, cudaStream_t stream);
