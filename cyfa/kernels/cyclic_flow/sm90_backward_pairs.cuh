@@ -238,6 +238,7 @@ struct HalfTile {
     if (kPass == kValues && panel == 3) {  // three places serve four panels
       wait_second(kX);
       if (tokens() < kC) {
+        named_barrier(1, 256);  // the place's first panel has been read by all
         clear_rows(kX);
         cleared();
       }

@@ -167,7 +167,7 @@ __device__ __forceinline__ void init_barriers(PassShared& s, int released_by_fee
   }
   barrier_init(&s.tokens_full, kFeeders);
   barrier_init(&s.tokens_empty, kWarps);
-  barrier_init(&s.columns_full, kWarps);
+  barrier_init(&s.columns_full, kWarps * 32);
   fence_barrier_init();
 }
 

@@ -65,8 +65,7 @@ __device__ __forceinline__ void values_of_half(const HalfTile<kValues, kFirst>& 
   tile.pairs(found, [&](int i, float sum) { columns[32 * i] = sum; });
   tile.release(kZ);
   tile.release(kZ + 1);
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) barrier_arrive(&s.columns_full);
+  barrier_arrive(&s.columns_full);
   Share(p).tile(p, tile.n() + 1, token, tokens);  // asked for now, used in the next tile
 #pragma unroll 1
   for (int panel = 0; panel < kPanels; ++panel) {

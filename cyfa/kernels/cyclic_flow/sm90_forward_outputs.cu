@@ -347,7 +347,9 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
 #pragma unroll
   for (int i = 0; i < kPanels; ++i) wait_for<kWork>(s, kValues + i);
   if (tokens < kC) {
-    // Rows past the tile's end hold another sequence's values; their weights are zero, but zero times infinity is not.
+    // Rows past the tile's end hold another sequence's values; their weights are zero, but zero times infinity is not. All have read the
+    // queries that were there.
+    named_barrier(3, 256);
     for (int i = tokens * (kD / 8) + threadIdx.x % 128; i < kC * (kD / 8); i += 128) {
       *reinterpret_cast<uint4*>(place_of<kWork>(s, kValues) + piece_offset(kC, i / (kD / 8), i % (kD / 8))) = make_uint4(0, 0, 0, 0);
     }
