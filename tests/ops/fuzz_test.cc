@@ -188,6 +188,21 @@ Tensors ones_for(const Tensors& outputs) {
   return gradients;
 }
 
+// The inputs, each number moved by as much as one rounding to fp32 may, up and down in turn.
+Tensors rounded_once(const Tensors& inputs) {
+  constexpr double kRounding = 5.9604644775390625e-8;
+  Tensors moved;
+  for (const auto& [name, x] : inputs) {
+    if (!x.is_floating_point() || name == "initial_clock") {
+      moved[name] = x;
+      continue;
+    }
+    const at::Tensor signs = at::arange(x.numel(), x.options().dtype(at::kDouble)).remainder(2).mul(2).sub(1).view(x.sizes());
+    moved[name] = x.to(at::kDouble) * (1.0 + kRounding * signs);
+  }
+  return moved;
+}
+
 class Fuzz : public testing::TestWithParam<Op> {};
 
 INSTANTIATE_TEST_SUITE_P(Ops, Fuzz, testing::ValuesIn(all_ops()), [](const auto& test) { return op_label(test.param); });
@@ -212,7 +227,12 @@ TEST_P(Fuzz, RightCallsMatchAndWrongCallsAreRefused) {
       ++taken;
       const Tensors results = run(c.op, inputs, ones_for(outputs), options);
       for (const auto& [name, want] : judge(c.op, inputs, ones_for(outputs), {.scale = options.scale})) {
-        ASSERT_LE(relative_l2(results.at(name), want), limit_of(outputs.at("o").scalar_type(), name, results.at(name))) << name;
+        const double error = relative_l2(results.at(name), want);
+        double limit = limit_of(outputs.at("o").scalar_type(), name, results.at(name));
+        if (error > limit && outputs.at("o").scalar_type() != at::kDouble) {  // of a few numbers that all but cancel: what rounding must do
+          limit += 4.0 * relative_l2(judge(c.op, rounded_once(inputs), ones_for(outputs), {.scale = options.scale}).at(name), want);
+        }
+        ASSERT_LE(error, limit) << name;
       }
     } catch (const ops::ArgumentError& error) {
       ASSERT_FALSE(good) << "was refused: " << error.what();
