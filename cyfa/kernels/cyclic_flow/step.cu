@@ -4,7 +4,7 @@
 // Each state is read and written once, which is all the time the step should take: 512 KB a head at K = V = 256, M = 128.
 //   1  q, k after their norms, the clock's rotations and the write vector: by every block for itself, all of it small.
 //   2  state_k, its rows split over the cluster: S = alpha S + k w^T, partial sums of S^T q.
-//   3  the partial sums of all blocks through distributed shared memory, then the readout: by every block for itself.
+//   3  the partial sums of all blocks to every block's shared memory, then the readout: by every block for itself.
 //   4  state_v, its columns split over the cluster: S = alpha S + w v^T, o = S^T u.
 //
 // A thread owns one float4 column of a state and takes groups of four rows; the sum over each group goes to shared memory, and the
@@ -38,6 +38,7 @@ using rows::warp_sum;
 
 constexpr int kSlices = 8;                   // runs of groups of state_k that are summed apart; the largest cluster has one each
 constexpr int kMaxSharedBytes = 225 * 1024;  // of the 227 KB of a multiprocessor; what has a fixed size comes on top
+constexpr int kMaxBox = 256;                 // rows or columns of a copy
 constexpr int kFreeSharedBytes = 46 * 1024;  // of 48 KB that need no leave, likewise
 
 // H200, K = V = 256, M = 128, H = 4, us a launch by blocks of a cluster (1, 2, 4, 8): batch 1 takes 15.2, 11.3, 8.9, 7.4; batch
@@ -46,9 +47,7 @@ constexpr int kFreeSharedBytes = 46 * 1024;  // of 48 KB that need no leave, lik
 constexpr int kWantedBlocks = 64;
 constexpr int kManyHeads = 256;
 constexpr int kMultiprocessors = 132;
-// Groups of rows that a thread has asked for ahead of their use. Four of state_k is all that it has in a cluster of two at K = 256, M =
-// 128.
-constexpr int kHeldKeys = 4, kAhead = 2;
+constexpr int kAhead = 2;                  // groups of rows that a thread has asked for ahead of their use
 constexpr int kPrefetchBytes = 64 * 1024;  // of state_v, by a block: two on each multiprocessor ask for a third of the L2 cache
 
 // Of a thread of a small batch with streams: beside such a block there is room for one of the launch before (dense/gemv_cuda.cu, 112
@@ -56,14 +55,23 @@ constexpr int kPrefetchBytes = 64 * 1024;  // of state_v, by a block: two on eac
 constexpr int kRegistersBeside = 144;
 constexpr int kGateRows = kWarps * dense::kTileRows;  // of the output's gate, by a block
 
-// First of `count` things that belong to part `index` of `parts`.
-__host__ __device__ constexpr int part_begin(int count, int index, int parts) {
-  return static_cast<int>(static_cast<int64_t>(count) * index / parts);
-}
+// What the compiler knows of a launch; 0: only the launch does. Code that runs once waits for its instructions, and with the sizes known
+// it is a third as long.
+struct AnySizes {
+  static constexpr int width = 0, slots = 0, blocks = 0, groups = 0;
+};
+template <int kBlocks>
+struct PublishedSizes {  // of the paper's models
+  static constexpr int width = 256, slots = 128, blocks = kBlocks;
+  static constexpr int groups = width / kGroupRows * (slots / 4) / kThreads / blocks;  // of rows of either state, of a thread
+};
 
-// Offsets into shared memory, in floats; all multiples of 4.
+// First of `count` things that belong to part `index` of `parts`, which is a power of two.
+__host__ __device__ constexpr int part_begin(int count, int index, int parts) { return count * index / parts; }
+
+// Offsets into shared memory, in floats; all multiples of 4, and what comes by copies begins at multiples of 128 bytes.
 struct Layout {
-  int q, k, trig, write, scores, read, slices, partial, table, values, total;
+  int q, k, trig, write, scores, read, slices, partial, table, keys, values, total;
 };
 
 __host__ __device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
@@ -78,11 +86,13 @@ __host__ __device__ constexpr Layout shared_layout(int K, int V, int M, int bloc
   at.scores = at.write + M;
   at.read = at.scores + M;
   at.slices = at.read + M;
-  at.partial = at.slices + kSlices / blocks * M;
+  at.partial = at.slices + kSlices * M;
   const int key_pass = ceil_div(K / kGroupRows, blocks) * M;
   const int value_pass = M / kGroupRows * ceil_div(V / 4, blocks) * 4;
-  at.table = at.partial + max_of(max_of(key_pass, value_pass), kWarps * (M + 2));
-  at.values = at.table + (has_table ? M * M : 0);
+  const auto aligned = [](int floats) { return (floats + 31) / 32 * 32; };
+  at.table = aligned(at.partial + max_of(max_of(key_pass, value_pass), kWarps * (M + 2)));
+  at.keys = aligned(at.table + (has_table ? M * M : 0));
+  at.values = aligned(at.keys + key_pass * held_bytes);  // four rows of a group, each a quarter of a float for every byte
   at.total = at.values + M * ceil_div(V / 4, blocks) * held_bytes;
   return at;
 }
@@ -97,27 +107,26 @@ template <class T>
 struct Vectors {
   float q = 0.0F, k = 0.0F, q_weight = 1.0F, k_weight = 1.0F;
 
-  __device__ void load(const StepCudaParams& p, int64_t row, int i) {
-    if (i >= p.K) return;
-    q = load_float<T>(p.q, row * p.K + i);
-    k = load_float<T>(p.k, row * p.K + i);
-    load_weights(p, i);
+  __device__ void load(const StepCudaParams& p, int K, int64_t row, int i) {
+    if (i >= K) return;
+    q = load_float<T>(p.q, row * K + i);
+    k = load_float<T>(p.k, row * K + i);
+    load_weights(p, K, i);
   }
 
-  __device__ void load_weights(const StepCudaParams& p, int i) {
-    if (i >= p.K) return;
+  __device__ void load_weights(const StepCudaParams& p, int K, int i) {
+    if (i >= K) return;
     if (p.q_norm_weight != nullptr) q_weight = p.q_norm_weight[i];
     if (p.k_norm_weight != nullptr) k_weight = p.k_norm_weight[i];
   }
 
   // Step 1: q and k, normalised if they have a weight, to shared memory.
-  __device__ void normalise(const StepCudaParams& p, int64_t row, float* to_q, float* to_k) {
+  __device__ void normalise(const StepCudaParams& p, int K, int64_t row, float* to_q, float* to_k) {
     __shared__ float2 squares[kWarps];
-    const int K = static_cast<int>(p.K);
     const int tid = static_cast<int>(threadIdx.x);
     float2 own = make_float2(q * q, k * k);
-    for (int i = tid + kThreads; i < K; i += kThreads) {
-      const float2 more = make_float2(load_float<T>(p.q, row * p.K + i), load_float<T>(p.k, row * p.K + i));
+    for (int i = tid + kThreads; K > kThreads && i < K; i += kThreads) {
+      const float2 more = make_float2(load_float<T>(p.q, row * K + i), load_float<T>(p.k, row * K + i));
       own = make_float2(fmaf(more.x, more.x, own.x), fmaf(more.y, more.y, own.y));
     }
     own = make_float2(warp_sum(own.x), warp_sum(own.y));
@@ -126,44 +135,52 @@ struct Vectors {
     float2 sum = make_float2(0.0F, 0.0F);
     for (int i = 0; i < kWarps; ++i) sum = add2(sum, squares[i]);
     const float width = static_cast<float>(K);
-    const float q_factor = p.scale * (p.q_norm_weight != nullptr ? 1.0F / sqrtf(sum.x / width + p.norm_eps) : 1.0F);
-    const float k_factor = p.k_norm_weight != nullptr ? 1.0F / sqrtf(sum.y / width + p.norm_eps) : 1.0F;
-    for (int i = tid; i < K; i += kThreads) {
-      if (i != tid) load(p, row, i);
+    const float q_factor = p.scale * (p.q_norm_weight != nullptr ? rsqrtf(sum.x / width + p.norm_eps) : 1.0F);
+    const float k_factor = p.k_norm_weight != nullptr ? rsqrtf(sum.y / width + p.norm_eps) : 1.0F;
+    const auto put = [&](int i) {
       to_q[i] = q * (q_factor * q_weight);
       to_k[i] = k * (k_factor * k_weight);
+    };
+    if (tid < K) put(tid);
+    for (int i = tid + kThreads; K > kThreads && i < K; i += kThreads) {
+      load(p, K, row, i);
+      put(i);
     }
   }
 };
 
-// kTable: the readout table is copied to shared memory. kHold: so is the block's part of state_v, at once, so that its update need not wait
-// for the readout; otherwise it is read from memory after the readout. kStreams: q, k, v and the gates are made here; blocks past the
+// kTable: the readout table is copied to shared memory. kHold: so are the block's parts of the states, at once, and go back from there;
+// otherwise threads read and write them, state_v after the readout. kStreams: q, k, v and the gates are made here; blocks past the
 // heads' write the output's gate.
-template <class T, class S, bool kTable, bool kHold, bool kStreams>
+template <class T, class S, class Sizes, bool kTable, bool kHold, bool kStreams>
 __global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 / kThreads / 2)
-    cyclic_flow_step_fused_sm90(const __grid_constant__ StepCudaParams p, const __grid_constant__ StepStreams s) {
+    cyclic_flow_step_fused_sm90(const __grid_constant__ StepCudaParams p, const __grid_constant__ StepStreams s,
+                                const __grid_constant__ CUtensorMap boxes_of_v) {
   using Packed = typename Quad<S>::Packed;
-  extern __shared__ float4 shared4[];
+  extern __shared__ __align__(128) float4 shared4[];
   float* shared = reinterpret_cast<float*>(shared4);
   const cg::cluster_group cluster = cg::this_cluster();
-  const int blocks = static_cast<int>(cluster.num_blocks());
+  const int blocks = Sizes::blocks != 0 ? Sizes::blocks : static_cast<int>(cluster.num_blocks());
   const int rank = static_cast<int>(cluster.block_rank());
-  const int K = static_cast<int>(p.K);
-  const int V = static_cast<int>(p.V);
-  const int M = static_cast<int>(p.M);
+  const int K = Sizes::width != 0 ? Sizes::width : static_cast<int>(p.K);
+  const int V = Sizes::width != 0 ? Sizes::width : static_cast<int>(p.V);
+  const int M = Sizes::slots != 0 ? Sizes::slots : static_cast<int>(p.M);
+  const int H = static_cast<int>(p.H);
   const int tid = static_cast<int>(threadIdx.x);
-  const int64_t row = blockIdx.x / blocks;
+  const int pair = static_cast<int>(blockIdx.x) / blocks;
+  const int head = pair % H;
+  const int64_t row = pair;
   if constexpr (kStreams) {
-    const int64_t past_heads = blockIdx.x - p.B * p.H * blocks;
+    const int past_heads = static_cast<int>(blockIdx.x) - static_cast<int>(p.B) * H * blocks;
     if (past_heads >= 0) {
-      const int64_t first = past_heads * kGateRows + tid / 32 * dense::kTileRows;
-      write_gate(s, p.B, first, p.H * p.V, p.H * (2 * p.K + p.V));
+      const int first = past_heads * kGateRows + tid / 32 * dense::kTileRows;
+      write_gate(s, p.B, first, H * V, H * (2 * K + V));
       return;
     }
   }
   const Layout at = shared_layout(K, V, M, blocks, kTable, kHold ? static_cast<int>(sizeof(S)) : 0);
-  S* const state_k = static_cast<S*>(p.state_k) + row * p.K * p.M;
-  S* const state_v = static_cast<S*>(p.state_v) + row * p.M * p.V;
+  S* const state_k = static_cast<S*>(p.state_k) + row * K * M;
+  S* const state_v = static_cast<S*>(p.state_v) + row * M * V;
 
   // This block's slices of state_k, as groups of rows, and this thread's share of them.
   const int key_groups = K / kGroupRows;
@@ -171,43 +188,51 @@ __global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 
   const int slice_end = slice_begin + kSlices / blocks;
   const int group_begin = part_begin(key_groups, slice_begin, kSlices);
   const int group_end = part_begin(key_groups, slice_end, kSlices);
+  const int key_bytes = (group_end - group_begin) * kGroupRows * M * static_cast<int>(sizeof(S));
+  S* const own_keys = state_k + static_cast<int64_t>(group_begin) * kGroupRows * M;
 
   // What the launch before this one may still be writing must not be read yet, but it can be brought to the L2 cache; not by so many blocks
   // that they push each other's out.
   if (kStreams) let_next_launch_begin();
+  auto others_began = cluster.barrier_arrive();  // their shared memory is written to later
+  if (kHold && tid == 0) hopper::prefetch_map(&boxes_of_v);
   if (!kStreams && kHold && tid == 0) {
-    if (group_end > group_begin)
-      prefetch_bulk(state_k + static_cast<int64_t>(group_begin) * kGroupRows * M,
-                    (group_end - group_begin) * kGroupRows * M * static_cast<int>(sizeof(S)));
-    const int first = part_begin(M, rank, blocks), last = part_begin(M, rank + 1, blocks);
-    if (last > first) prefetch_bulk(state_v + static_cast<int64_t>(first) * V, (last - first) * V * static_cast<int>(sizeof(S)));
+    if (key_bytes > 0) prefetch_bulk(own_keys, key_bytes);
   }
   Vectors<T> vectors;
   float log_alpha, beta;
   double clock;
   if constexpr (kStreams) {
-    vectors.load_weights(p, tid);
+    vectors.load_weights(p, K, tid);
     clock = p.clock[row];
   } else {
     wait_for_earlier_launch();
     let_next_launch_begin();
-    vectors.load(p, row, tid);
+    vectors.load(p, K, row, tid);
     log_alpha = p.log_alpha[row];
     beta = p.beta[row];
     clock = p.clock[row] + static_cast<double>(p.delta[row]);
   }
 
-  const float* table = p.readout_table + row % p.H * p.M * p.M;
-  __shared__ uint64_t table_here;
-  if (kTable) {
-    if (tid == 0) {
-      hopper::barrier_init(&table_here, 1);
-      hopper::fence_barrier_init();
+  const float* table = p.readout_table + head * M * M;
+  __shared__ uint64_t table_here, keys_here, values_here;
+  if ((kTable || kHold) && tid == 0) {
+    for (uint64_t* barrier : {&table_here, &keys_here, &values_here}) hopper::barrier_init(barrier, 1);
+    hopper::fence_barrier_init();
+    if (kHold) {
+      hopper::barrier_expect(&keys_here, key_bytes);
+      if (key_bytes > 0) hopper::copy_bulk(shared + at.keys, own_keys, key_bytes, &keys_here);
+    }
+    if (kTable) {
       hopper::barrier_expect(&table_here, M * M * 4);
       hopper::copy_bulk(shared + at.table, table, M * M * 4, &table_here);
     }
-    table = shared + at.table;
+    if (kHold) {
+      hopper::barrier_expect(&values_here, M * (V / blocks) * static_cast<int>(sizeof(S)));
+      hopper::copy_box(hopper::shared_address(shared + at.values), &boxes_of_v, rank * (V / blocks), pair * M, &values_here);
+    }
   }
+  if (kTable) table = shared + at.table;
   float* q = shared + at.q;
   float* k = shared + at.k;
   float2* trig = reinterpret_cast<float2*>(shared + at.trig);
@@ -221,10 +246,10 @@ __global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 
   const int key_columns = M / 4;
   const int key_runs = kThreads / key_columns;
   const int key_column = tid % key_columns;
-  Share<S> keys;
+  Share<S, Sizes::groups> keys;
   keys.column = reinterpret_cast<Packed*>(state_k) + key_column;
   keys.row_stride = key_columns;
-  keys.group = group_begin + tid / key_columns;
+  keys.first = group_begin + tid / key_columns;
   keys.step = key_runs;
   keys.end = tid / key_columns < key_runs ? group_end : 0;
 
@@ -234,22 +259,24 @@ __global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 
   const int value_runs = value_columns > 0 ? kThreads / value_columns : 0;
   const int value_column = value_columns > 0 ? tid % value_columns : 0;
   const int value_run = value_columns > 0 ? tid / value_columns : 0;
-  Share<S> values;
+  Share<S, Sizes::groups> values;
   values.column = reinterpret_cast<Packed*>(state_v) + column_begin + value_column;
   values.row_stride = V / 4;
-  values.group = value_run;
+  values.first = value_run;
   values.step = value_runs;
   values.end = value_run < value_runs ? M / kGroupRows : 0;
-  const Held<S> held{reinterpret_cast<Packed*>(shared + at.values) + value_column, value_columns};
-  std::conditional_t<kStreams, StreamInputs, NoStreamInputs> in(p, s, row, 4 * column_begin, 4 * value_columns);
+  const Held<S, Sizes::groups> held_keys{reinterpret_cast<Packed*>(shared + at.keys) + key_column, key_columns, group_begin};
+  const Held<S, Sizes::groups> held_values{reinterpret_cast<Packed*>(shared + at.values) + value_column, value_columns, 0};
+  const OfHead of_head{pair / H, head, H, K, V, 4 * column_begin, 4 * value_columns};
+  std::conditional_t<kStreams, StreamInputs, NoStreamInputs> in(s, of_head);
   float4 v4 = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   if (!kStreams && values.end > 0) {
-    const int64_t from = row * p.V + 4 * (column_begin + value_column);
+    const int64_t from = row * V + 4 * (column_begin + value_column);
     v4 = make_float4(load_float<T>(p.v, from), load_float<T>(p.v, from + 1), load_float<T>(p.v, from + 2), load_float<T>(p.v, from + 3));
   }
 
-  Ahead<S, kHold && !kStreams ? kHeldKeys : kAhead> first_keys(keys);
-  if (kHold) held.ask(values);
+  using FirstOf = std::conditional_t<kHold, Nothing, Ahead<S, Sizes::groups, kAhead>>;
+  FirstOf first_keys(keys);
 
   __shared__ float4 own_columns[kStreams ? kThreads / 4 : 1];  // of v, then of o
   if constexpr (kStreams) {
@@ -268,54 +295,53 @@ __global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 
     clock += static_cast<double>(in.gates.delta());
   }
   const float alpha = expf(log_alpha);
-  vectors.normalise(p, row, q, k);
+  vectors.normalise(p, K, row, q, k);
   temporal_write(M, clock, beta, trig, write);
   __syncthreads();
 
   if constexpr (kStreams) v4 = own_columns[value_column];
   const float4 write4 = reinterpret_cast<const float4*>(write)[key_column];
   const float* write1 = reinterpret_cast<const float*>(write);
-  first_keys.update_and_read(keys, alpha, write4, k, q, partial4 + key_column, group_begin, key_columns);
-  std::conditional_t<kHold, Nothing, Ahead<S, kAhead>> first_values(values);
+  if constexpr (kHold) {
+    hopper::barrier_wait(&keys_here, 0);
+    held_keys.update_and_read(keys, alpha, write4, k, q, partial4 + key_column);
+    hopper::fence_async_proxy();
+  } else {
+    first_keys.update_and_read(keys, alpha, write4, k, q, partial4 + key_column, group_begin, key_columns);
+  }
+  FirstOf first_values(values);
   if (!kHold) {  // the memory has nothing to do during the readout unless it is asked now
     const int first = part_begin(M, rank, blocks), last = part_begin(M, rank + 1, blocks);
     const int bytes = min((last - first) * V * static_cast<int>(sizeof(S)), kPrefetchBytes);
     if (tid == 0 && bytes > 0) prefetch_bulk(state_v + static_cast<int64_t>(first) * V, bytes);
   }
   __syncthreads();
+  if (kHold && tid == 0 && key_bytes > 0) {
+    hopper::store_bulk(own_keys, hopper::shared_address(shared + at.keys), key_bytes);
+    hopper::commit_stores();
+  }
 
+  cluster.barrier_wait(std::move(others_began));
   for (int i = tid; i < (slice_end - slice_begin) * M; i += kThreads) {
     const int slice = slice_begin + i / M;
     float sum = 0.0F;
     for (int group = part_begin(key_groups, slice, kSlices); group < part_begin(key_groups, slice + 1, kSlices); ++group) {
       sum += partial[(group - group_begin) * M + i % M];
     }
-    slices[i] = sum;
+    for (int block = 0; block < blocks; ++block) cluster.map_shared_rank(slices, block)[slice_begin * M + i] = sum;
   }
-  if (kHold) {  // while the other blocks get there
-    auto others_here = cluster.barrier_arrive();
-    held.update_all(values, alpha, v4, write1);
-    cluster.barrier_wait(std::move(others_here));
-  } else {
-    cluster.sync();
-  }
+  cluster.sync();
 
-  // Every block of the cluster has read the clock and the convolutions' pasts, and has its slices ready.
+  // Every block of the cluster has read the clock and the convolutions' pasts, and all slices are here.
   if (rank == 0 && tid == 0) p.clock[row] = clock;
   if constexpr (kStreams && kHold) {
     if (rank == 0 && tid < K) in.move_keys_on();
   }
   if (tid < M / 2) {
     float2 sum = make_float2(0.0F, 0.0F);
-    for (int slice = 0; slice < kSlices; ++slice) {
-      const int owner = slice / (kSlices / blocks);
-      const float* there = cluster.map_shared_rank(slices, owner) + (slice - owner * (kSlices / blocks)) * M;
-      sum = add2(sum, reinterpret_cast<const float2*>(there)[tid]);
-    }
+    for (int slice = 0; slice < kSlices; ++slice) sum = add2(sum, reinterpret_cast<const float2*>(slices + slice * M)[tid]);
     scores[tid] = rotated(sum, trig[tid]);
   }
-  // From here this block reads no other's memory; it may not end before the others can say the same.
-  auto others_done = cluster.barrier_arrive();
   __syncthreads();
 
   if (kTable) hopper::barrier_wait(&table_here, 0);
@@ -323,13 +349,19 @@ __global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 
 
   const float* read1 = reinterpret_cast<const float*>(weights);
   if constexpr (kHold) {
-    held.read_all(values, read1, partial4 + value_column);
+    hopper::barrier_wait(&values_here, 0);
+    held_values.update_and_read(values, alpha, v4, write1, read1, partial4 + value_column);
+    hopper::fence_async_proxy();
   } else {
     first_values.update_and_read(values, alpha, v4, write1, read1, partial4 + value_column, 0, value_columns);
   }
   GatedNorm gated;
-  if (kStreams && s.gate_up == nullptr) gated.load(p, s, row, 4 * column_begin, 4 * value_columns);
+  if (kStreams && s.gate_up == nullptr) gated.load(s, of_head);
   __syncthreads();
+  if (kHold && tid == 0) {
+    hopper::store_box(&boxes_of_v, rank * (V / blocks), pair * M, hopper::shared_address(shared + at.values));
+    hopper::commit_stores();
+  }
 
   for (int i = tid; i < 4 * value_columns; i += kThreads) {
     float sum = 0.0F;
@@ -339,19 +371,19 @@ __global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 
     if (kStreams && s.gate_up == nullptr) {
       reinterpret_cast<float*>(own_columns)[i] = static_cast<float>(narrow);
     } else {
-      static_cast<T*>(p.o)[row * p.V + 4 * column_begin + i] = narrow;
+      static_cast<T*>(p.o)[row * V + 4 * column_begin + i] = narrow;
     }
   }
-  cluster.barrier_wait(std::move(others_done));
+  if (kHold && tid < 32) hopper::copies_read();
   if constexpr (kStreams) {
     if (!kHold && blocks > 1 && rank == 0 && tid < K) {  // read anew: there were no registers to keep them
-      StreamInputs again(p, s, row, 4 * column_begin, 4 * value_columns);
+      StreamInputs again(s, of_head);
       again.q.value();
       again.k.value();
       again.move_keys_on();
     }
     if (s.gate_up != nullptr) return;
-    gated.write(cluster, p, s, row, reinterpret_cast<float*>(own_columns), 4 * column_begin, 4 * value_columns);
+    gated.write(cluster, s, of_head, blocks, reinterpret_cast<float*>(own_columns), static_cast<__nv_bfloat16*>(p.o));
   }
 }
 
@@ -369,10 +401,10 @@ bool fits(const StepCudaParams& p, int blocks) {
   return shared_bytes(p, blocks, false, false) <= kMaxSharedBytes && ceil_div(static_cast<int>(p.V / 4), blocks) <= kThreads;
 }
 
-// What a launch keeps in shared memory: state_v where all of its blocks are at work at once, since it needs half of a multiprocessor's or
-// more; the table where a cluster is at work and two blocks still fit.
+// What a launch keeps in shared memory: its states where all of its blocks are at work at once, since they need most of a multiprocessor's;
+// the table where a cluster is at work and two blocks still fit.
 struct Keep {
-  bool table, values;
+  bool table, states;
 };
 
 // Blocks that write the output's gate: whole clusters.
@@ -384,15 +416,23 @@ int gate_blocks(const StepCudaParams& p, int blocks) {
 Keep keep_of(const StepCudaParams& p, int blocks) {
   const bool alone = p.B * p.H * blocks + gate_blocks(p, blocks) <= kMultiprocessors;
   Keep keep{};
-  keep.values = alone && shared_bytes(p, blocks, false, true) <= kMaxSharedBytes;
-  keep.table = blocks > 1 && shared_bytes(p, blocks, true, keep.values) <= (alone ? kMaxSharedBytes : kMaxSharedBytes / 2 - 1024);
+  const bool boxes = p.V % (16 / state_bytes(p) * blocks) == 0 && p.V / blocks <= kMaxBox && p.M <= kMaxBox;
+  keep.states = alone && boxes && shared_bytes(p, blocks, false, true) <= kMaxSharedBytes;
+  keep.table = blocks > 1 && shared_bytes(p, blocks, true, keep.states) <= (alone ? kMaxSharedBytes : kMaxSharedBytes / 2 - 1024);
   return keep;
 }
 
-template <class T, class S, bool kTable, bool kHold, bool kStreams>
+// A block's columns of all slots, of state_v as a matrix of B H M rows.
+cudaError_t describe_values(CUtensorMap& map, const StepCudaParams& p, int blocks) {
+  const auto type = p.state_dtype == StepDtype::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  return hopper::describe_boxes(map, {p.state_v, type, p.B * p.H * p.M, p.V, p.V * state_bytes(p), static_cast<int>(p.M),
+                                      static_cast<int>(p.V) / blocks, CU_TENSOR_MAP_SWIZZLE_NONE});
+}
+
+template <class T, class S, class Sizes, bool kTable, bool kHold, bool kStreams>
 cudaError_t launch(const StepCudaParams& p, int blocks, cudaStream_t stream) {
   const int bytes = shared_bytes(p, blocks, kTable, kHold);
-  const auto kernel = &cyclic_flow_step_fused_sm90<T, S, kTable, kHold, kStreams>;
+  const auto kernel = &cyclic_flow_step_fused_sm90<T, S, Sizes, kTable, kHold, kStreams>;
   if (bytes > kFreeSharedBytes) {  // always for the most: another thread's launch may come between
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
     if (status != cudaSuccess) return status;
@@ -409,17 +449,31 @@ cudaError_t launch(const StepCudaParams& p, int blocks, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, kernel, p, kStreams ? *p.streams : StepStreams{});
+  CUtensorMap boxes = {};
+  const cudaError_t status = kHold ? describe_values(boxes, p, blocks) : cudaSuccess;
+  return status != cudaSuccess ? status : cudaLaunchKernelEx(&config, kernel, p, kStreams ? *p.streams : StepStreams{}, boxes);
 }
 
 template <class T, class S, bool kStreams>
 cudaError_t launch(const StepCudaParams& p, cudaStream_t stream) {
   const int blocks = step_cuda_cluster(p);
   const Keep keep = keep_of(p, blocks);
-  if (keep.values) {
-    return keep.table ? launch<T, S, true, true, kStreams>(p, blocks, stream) : launch<T, S, false, true, kStreams>(p, blocks, stream);
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    using Sizes = PublishedSizes<1>;
+    if (p.K == Sizes::width && p.V == Sizes::width && p.M == Sizes::slots) {
+      const bool all = keep.table && keep.states;
+      if (blocks == 1 && !keep.table && !keep.states) return launch<T, S, PublishedSizes<1>, false, false, kStreams>(p, blocks, stream);
+      if (blocks == 2 && keep.table && !keep.states) return launch<T, S, PublishedSizes<2>, true, false, kStreams>(p, blocks, stream);
+      if (blocks == 2 && all) return launch<T, S, PublishedSizes<2>, true, true, kStreams>(p, blocks, stream);
+      if (blocks == 4 && all) return launch<T, S, PublishedSizes<4>, true, true, kStreams>(p, blocks, stream);
+      if (blocks == 8 && all) return launch<T, S, PublishedSizes<8>, true, true, kStreams>(p, blocks, stream);
+    }
   }
-  return keep.table ? launch<T, S, true, false, kStreams>(p, blocks, stream) : launch<T, S, false, false, kStreams>(p, blocks, stream);
+  using Sizes = AnySizes;
+  if (keep.states && keep.table) return launch<T, S, Sizes, true, true, kStreams>(p, blocks, stream);
+  if (keep.states) return launch<T, S, Sizes, false, true, kStreams>(p, blocks, stream);
+  return keep.table ? launch<T, S, Sizes, true, false, kStreams>(p, blocks, stream)
+                    : launch<T, S, Sizes, false, false, kStreams>(p, blocks, stream);
 }
 
 template <class T, bool kStreams = false>

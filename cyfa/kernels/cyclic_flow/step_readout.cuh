@@ -21,13 +21,14 @@ __device__ inline float warp_max(float x) {
 // less than half a turn, in double: a clock of a million costs no accuracy.
 __device__ inline void temporal_write(int M, double clock, float beta, float2* trig, float2* write) {
   const double m = static_cast<double>(M - 1);
-  const double phase = (clock - m * floor(clock / m)) / m;
+  const double of_one = 1.0 / m;
+  const double phase = (clock - m * floor(clock * of_one)) * of_one;
   const int j = static_cast<int>(threadIdx.x);
   if (j < M / 2) {
     const double turns = static_cast<double>(j) * phase;
     float2 unit;
     sincospif(2.0F * static_cast<float>(turns - rint(turns)), &unit.y, &unit.x);
-    const float amplitude = beta * sqrtf((j == 0 ? 1.0F : 2.0F) / static_cast<float>(M - 1));
+    const float amplitude = beta * (rsqrtf(static_cast<float>(M - 1)) * (j == 0 ? 1.0F : 1.41421356F));
     trig[j] = unit;
     write[j] = make_float2(amplitude * unit.x, j == 0 ? 0.0F : -amplitude * unit.y);
   }
@@ -36,17 +37,20 @@ __device__ inline void temporal_write(int M, double clock, float beta, float2* t
 // Step 3: read = U(-clock) table^T softmax(table scores) over the m active rows. A warp takes every eighth row: logits, their exponentials
 // against the warp's own greatest, and the weighted sum of its rows; then the warps' sums are put on one scale and added in order. Ends
 // with all of read visible to the block. partial: [kWarps, M] and two numbers a warp. kAtOnce: rows whose sums over the lanes are taken
-// together, for which there must be registers.
+// together, for which there must be registers. M rows can be read, of which those from m on count for nothing.
 template <int kAtOnce>
-__device__ inline void read_out(const float* table, int M, const float* scores, const float2* trig, float4* partial, float2* read) {
+__device__ __forceinline__ void read_out(const float* table, int M, const float* scores, const float2* trig, float4* partial,
+                                         float2* read) {
   static_assert(kMaxSlots / kWarps <= 32, "a warp has at most a row a lane");
   constexpr int kLanes = 32 / kAtOnce;  // that end with the same row's sum
   const int m = M - 1;
   const int columns = M / 4;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int own = (m - warp + kWarps - 1) / kWarps;  // rows warp, warp + kWarps, ...
-  const float4* table4 = reinterpret_cast<const float4*>(table) + warp * columns;
+  const int own = (M + kWarps - 1) / kWarps;  // rows warp, warp + kWarps, ..., the last again where there are no more
+  const bool even = M % (kWarps * kAtOnce) == 0;
+  const auto row_at = [&](int n) { return even ? warp + n * kWarps : min(warp + n * kWarps, M - 1); };
+  const float4* table4 = reinterpret_cast<const float4*>(table);
   const float4* scores4 = reinterpret_cast<const float4*>(scores);
 
   float logit = -INFINITY;  // of row `lane` of the warp's
@@ -57,7 +61,7 @@ __device__ inline void read_out(const float* table, int M, const float* scores, 
     for (int c = lane; c < columns; c += 32) {
       const float4 score = scores4[c];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) sum[i] = dot4(table4[min(first + i, own - 1) * kWarps * columns + c], score, sum[i]);
+      for (int i = 0; i < kAtOnce; ++i) sum[i] = dot4(table4[row_at(first + i) * columns + c], score, sum[i]);
     }
     // Of two lanes each keeps half of the rows that both hold parts of; in the end lane l has row l / kLanes.
 #pragma unroll
@@ -74,10 +78,10 @@ __device__ inline void read_out(const float* table, int M, const float* scores, 
 #pragma unroll
     for (int distance = kLanes / 2; distance > 0; distance /= 2) sum[0] += __shfl_xor_sync(0xFFFFFFFFU, sum[0], distance);
     const float there = __shfl_sync(0xFFFFFFFFU, sum[0], lane % kAtOnce * kLanes);
-    if (lane / kAtOnce * kAtOnce == first && lane < own) logit = there;
+    if (lane / kAtOnce * kAtOnce == first && warp + lane * kWarps < m) logit = there;
   }
   const float top = warp_max(logit);
-  const float power = own > 0 ? expf(logit - top) : 0.0F;
+  const float power = top > -INFINITY ? expf(logit - top) : 0.0F;
   const float total = rows::warp_sum(power);
   float2* scales = reinterpret_cast<float2*>(partial + kWarps * columns);
   if (lane == 0) scales[warp] = make_float2(top, total);
@@ -86,25 +90,27 @@ __device__ inline void read_out(const float* table, int M, const float* scores, 
     float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     const int at = min(c, columns - 1);
 #pragma unroll kAtOnce
-    for (int r = 0; r < own; ++r) sum = fma4(__shfl_sync(0xFFFFFFFFU, power, r), table4[r * kWarps * columns + at], sum);
+    for (int r = 0; r < own; ++r) sum = fma4(__shfl_sync(0xFFFFFFFFU, power, r), table4[row_at(r) * columns + at], sum);
     if (c < columns) partial[warp * columns + c] = sum;
   }
   __syncthreads();
 
   const float2* partial2 = reinterpret_cast<const float2*>(partial);
   const int j = static_cast<int>(threadIdx.x);
+  const float2 scale = scales[lane % kWarps];
+  const float highest = warp_max(scale.x);
+  const float of_warp = scale.x == -INFINITY ? 0.0F : expf(scale.x - highest);  // a lane finds those of one warp
+  float2 sum = make_float2(0.0F, 0.0F);
+  float whole = 0.0F;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const float factor = __shfl_sync(0xFFFFFFFFU, of_warp, w);
+    const float2 part = partial2[w * (M / 2) + min(j, M / 2 - 1)];
+    sum = make_float2(fmaf(factor, part.x, sum.x), fmaf(factor, part.y, sum.y));
+    whole = fmaf(factor, __shfl_sync(0xFFFFFFFFU, scale.y, w), whole);
+  }
   if (j < M / 2) {
-    float highest = -INFINITY;
-    for (int w = 0; w < kWarps; ++w) highest = fmaxf(highest, scales[w].x);
-    float2 sum = make_float2(0.0F, 0.0F);
-    float whole = 0.0F;
-    for (int w = 0; w < kWarps; ++w) {
-      const float factor = scales[w].x == -INFINITY ? 0.0F : expf(scales[w].x - highest);
-      const float2 part = partial2[w * (M / 2) + j];
-      sum = make_float2(fmaf(factor, part.x, sum.x), fmaf(factor, part.y, sum.y));
-      whole = fmaf(factor, scales[w].y, whole);
-    }
-    const float inverse = 1.0F / whole;
+    const float inverse = __fdividef(1.0F, whole);
     read[j] = rotated(make_float2(sum.x * inverse, sum.y * inverse), make_float2(trig[j].x, -trig[j].y));
   }
   __syncthreads();

@@ -31,9 +31,6 @@ struct Quad<float> {
   using Packed = float4;
   static __device__ float4 wide(float4 x) { return x; }
   static __device__ float4 narrow(float4 x) { return x; }
-  static __device__ void copy_async(uint32_t to, const float4* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-  }
 };
 
 template <>
@@ -47,9 +44,6 @@ struct Quad<__nv_bfloat16> {
     const __nv_bfloat162 low = __floats2bfloat162_rn(x.x, x.y), high = __floats2bfloat162_rn(x.z, x.w);
     return make_uint2(*reinterpret_cast<const unsigned*>(&low), *reinterpret_cast<const unsigned*>(&high));
   }
-  static __device__ void copy_async(uint32_t to, const uint2* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
-  }
 };
 
 template <class S>
@@ -57,22 +51,24 @@ struct Rows {
   typename Quad<S>::Packed x[kGroupRows];
 };
 
-// The groups of rows that a thread takes of four columns of a state.
-template <class S>
+// The groups of rows that a thread takes of four columns of a state. kGroups: how many, where that is known and the same for all.
+template <class S, int kGroups>
 struct Share {
   using Packed = typename Quad<S>::Packed;
   Packed* column;  // row 0
   int row_stride;  // in Packed
-  int group;       // the first
+  int first;       // group
   int step;
   int end;
 
-  __device__ Packed* at(int which) const { return column + static_cast<int64_t>(kGroupRows * which) * row_stride; }
+  __device__ int group(int n) const { return first + n * step; }
+  __device__ bool has(int n) const { return kGroups > 0 ? n < kGroups : group(n) < end; }
+  __device__ Packed* at(int n) const { return column + static_cast<int64_t>(kGroupRows * group(n)) * row_stride; }
 
-  __device__ Rows<S> load(int which) const {
+  __device__ Rows<S> load(int n) const {
     Rows<S> rows = {};
-    if (which < end) {
-      const Packed* from = at(which);
+    if (has(n)) {
+      const Packed* from = at(n);
 #pragma unroll
       for (int i = 0; i < kGroupRows; ++i) rows.x[i] = __ldcs(from + i * row_stride);
     }
@@ -80,15 +76,12 @@ struct Share {
   }
 };
 
-// One group of S[r, :] = alpha S[r, :] + a[r] x, written to `to`; what is read afterwards is what was written.
+// One group of S[r, :] = alpha S[r, :] + a[r] x, rounded as it will be stored.
 template <class S>
-__device__ inline void update(Rows<S>& rows, float alpha, float4 x, float4 a, typename Quad<S>::Packed* to, int row_stride) {
+__device__ inline void update(Rows<S>& rows, float alpha, float4 x, float4 a) {
   const float in[kGroupRows] = {a.x, a.y, a.z, a.w};
 #pragma unroll
-  for (int i = 0; i < kGroupRows; ++i) {
-    rows.x[i] = Quad<S>::narrow(fma4(in[i], x, scaled(alpha, Quad<S>::wide(rows.x[i]))));
-    __stcs(to + i * row_stride, rows.x[i]);
-  }
+  for (int i = 0; i < kGroupRows; ++i) rows.x[i] = Quad<S>::narrow(fma4(in[i], x, scaled(alpha, Quad<S>::wide(rows.x[i]))));
 }
 
 // sum_r b[r] S[r, :] of one group.
@@ -104,27 +97,29 @@ __device__ inline float4 read(const Rows<S>& rows, float4 b) {
 __device__ inline float4 group_of(const float* x, int group) { return *reinterpret_cast<const float4*>(x + kGroupRows * group); }
 
 // The next kCount groups of a share, asked for ahead of their use.
-template <class S, int kCount>
+template <class S, int kGroups, int kCount>
 struct Ahead {
   Rows<S> rows[kCount];
 
-  __device__ explicit Ahead(const Share<S>& share) {
+  __device__ explicit Ahead(const Share<S, kGroups>& share) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) rows[i] = share.load(share.group + i * share.step);
+    for (int i = 0; i < kCount; ++i) rows[i] = share.load(i);
   }
 
   // Update and reading of all groups. The sum of group g goes to sums[(g - first) * columns].
-  __device__ void update_and_read(const Share<S>& share, float alpha, float4 x, const float* a, const float* b, float4* sums, int first,
-                                  int columns) {
+  __device__ void update_and_read(const Share<S, kGroups>& share, float alpha, float4 x, const float* a, const float* b, float4* sums,
+                                  int first, int columns) {
 #pragma unroll 1
-    for (int group = share.group; group < share.end; group += kCount * share.step) {
+    for (int n = 0; share.has(n); n += kCount) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const int now = group + i * share.step;
-        if (now >= share.end) break;
-        update(rows[i], alpha, x, group_of(a, now), share.at(now), share.row_stride);
-        sums[(now - first) * columns] = read(rows[i], group_of(b, now));
-        rows[i] = share.load(now + kCount * share.step);
+        if (!share.has(n + i)) break;
+        const int group = share.group(n + i);
+        update(rows[i], alpha, x, group_of(a, group));
+#pragma unroll
+        for (int r = 0; r < kGroupRows; ++r) __stcs(share.at(n + i) + r * share.row_stride, rows[i].x[r]);
+        sums[(group - first) * columns] = read(rows[i], group_of(b, group));
+        rows[i] = share.load(n + i + kCount);
       }
     }
   }
@@ -135,45 +130,31 @@ struct Nothing {
   __device__ explicit Nothing(const Share&) {}
 };
 
-// A share of a state in shared memory, rows of `columns` Packed; each thread touches only what it has copied itself.
-template <class S>
+// A block's part of a state in shared memory, rows of `columns` Packed from group `first` on: it comes and goes by copies of its own, since
+// loads and stores by threads are what bounds a multiprocessor (some 20 bytes a cycle).
+template <class S, int kGroups>
 struct Held {
   using Packed = typename Quad<S>::Packed;
   Packed* column;
   int columns;
+  int first;
 
-  __device__ Packed* at(int group, int i) const { return column + (kGroupRows * group + i) * columns; }
+  __device__ Packed* at(int group) const { return column + kGroupRows * (group - first) * columns; }
 
-  __device__ void ask(const Share<S>& share) const {
-#pragma unroll 4
-    for (int group = share.group; group < share.end; group += share.step) {
-#pragma unroll
-      for (int i = 0; i < kGroupRows; ++i)
-        Quad<S>::copy_async(hopper::shared_address(at(group, i)), share.at(group) + i * share.row_stride);
-    }
-  }
-
-  __device__ Rows<S> rows(int group) const {
-    Rows<S> out;
-#pragma unroll
-    for (int i = 0; i < kGroupRows; ++i) out.x[i] = *at(group, i);
-    return out;
-  }
-
-  __device__ void update_all(const Share<S>& share, float alpha, float4 x, const float* a) const {
-    asm volatile("cp.async.wait_all;" ::: "memory");
+  // As Ahead's.
+  __device__ void update_and_read(const Share<S, kGroups>& share, float alpha, float4 x, const float* a, const float* b,
+                                  float4* sums) const {
 #pragma unroll 2
-    for (int group = share.group; group < share.end; group += share.step) {
-      Rows<S> now = rows(group);
-      update(now, alpha, x, group_of(a, group), share.at(group), share.row_stride);
+    for (int n = 0; share.has(n); ++n) {
+      const int group = share.group(n);
+      Rows<S> rows;
 #pragma unroll
-      for (int i = 0; i < kGroupRows; ++i) *at(group, i) = now.x[i];
+      for (int i = 0; i < kGroupRows; ++i) rows.x[i] = at(group)[i * columns];
+      update(rows, alpha, x, group_of(a, group));
+#pragma unroll
+      for (int i = 0; i < kGroupRows; ++i) at(group)[i * columns] = rows.x[i];
+      sums[(group - first) * columns] = read(rows, group_of(b, group));
     }
-  }
-
-  __device__ void read_all(const Share<S>& share, const float* b, float4* sums) const {
-#pragma unroll 2
-    for (int group = share.group; group < share.end; group += share.step) sums[group * columns] = read(rows(group), group_of(b, group));
   }
 };
 

@@ -12,14 +12,19 @@
 
 namespace cyfa::cyclic_flow::step {
 
+// A head of one sequence, and the block's columns of its values.
+struct OfHead {
+  int batch, head, heads, K, V, first_value, values;
+};
+
 // One column of a convolution. What does not depend on the launch before is read at construction.
 class ConvColumn {
  public:
   // which: q, k or v; column: of its [width]; first: of its columns in a row of x.
-  __device__ ConvColumn(const StepStreams& s, int which, int64_t batch, int64_t column, int64_t first, int64_t width)
-      : x_(static_cast<const __nv_bfloat16*>(s.x) + batch * s.stride + first + column), width_(static_cast<int>(width)) {
+  __device__ ConvColumn(const StepStreams& s, int which, int batch, int column, int first, int width)
+      : x_(static_cast<const __nv_bfloat16*>(s.x) + batch * s.stride + first + column), width_(width) {
     pasts_ = static_cast<int>(s.taps) - 1;
-    past_at_ = s.past[which] + batch * pasts_ * width + column;
+    past_at_ = s.past[which] + static_cast<int64_t>(batch) * pasts_ * width + column;
     const float* weight = s.conv[which] + column * s.taps;
     if (s.conv_bias[which] != nullptr) bias_ = s.conv_bias[which][column];
 #pragma unroll
@@ -62,9 +67,9 @@ class ConvColumn {
 // The gates of one head.
 class HeadGates {
  public:
-  __device__ HeadGates(const StepStreams& s, int64_t batch, int64_t head, int64_t heads, int64_t first)
+  __device__ HeadGates(const StepStreams& s, int batch, int head, int heads, int64_t first)
       : x_(static_cast<const __nv_bfloat16*>(s.x) + batch * s.stride + first + head),
-        heads_(static_cast<int>(heads)),
+        heads_(heads),
         dt_bias_(s.dt_bias[head]),
         rate_(s.A_log[head]),
         b_bias_(s.b_bias[head]),
@@ -129,18 +134,18 @@ struct StreamInputs {
     k.move_on();
   }
 
-  __device__ StreamInputs(const StepCudaParams& p, const StepStreams& s, int64_t row, int v_begin, int v_columns)
-      : q(s, 0, row / p.H, row % p.H * p.K + own(p.K), 0, p.H * p.K),
-        k(s, 1, row / p.H, row % p.H * p.K + own(p.K), p.H * p.K, p.H * p.K),
-        v(s, 2, row / p.H, row % p.H * p.V + v_begin + own(v_columns), 2 * p.H * p.K, p.H * p.V),
-        gates(s, row / p.H, row % p.H, p.H, p.H * (2 * p.K + p.V) + s.rank) {}
+  __device__ StreamInputs(const StepStreams& s, const OfHead& at)
+      : q(s, 0, at.batch, at.head * at.K + own(at.K), 0, at.heads * at.K),
+        k(s, 1, at.batch, at.head * at.K + own(at.K), at.heads * at.K, at.heads * at.K),
+        v(s, 2, at.batch, at.head * at.V + at.first_value + own(at.values), 2 * at.heads * at.K, at.heads * at.V),
+        gates(s, at.batch, at.head, at.heads, at.heads * (2 * at.K + at.V) + s.rank) {}
 
  private:
   // Threads that have no column read the last one's.
-  static __device__ int own(int64_t columns) { return min(static_cast<int>(threadIdx.x), static_cast<int>(columns) - 1); }
+  static __device__ int own(int columns) { return min(static_cast<int>(threadIdx.x), columns - 1); }
 };
 struct NoStreamInputs {
-  __device__ NoStreamInputs(const StepCudaParams&, const StepStreams&, int64_t, int, int) {}
+  __device__ NoStreamInputs(const StepStreams&, const OfHead&) {}
 };
 
 // RMSNorm(o) * sigmoid(gate) of this block's columns, `o` [columns] of each block's shared memory; V is a multiple of 64 up to 256, so that
@@ -149,17 +154,17 @@ struct GatedNorm {
   float gate = 0.0F, weight = 0.0F;  // of this thread's column
 
   // Asks for them, ahead of their use.
-  __device__ void load(const StepCudaParams& p, const StepStreams& s, int64_t row, int begin, int columns) {
+  __device__ void load(const StepStreams& s, const OfHead& at) {
     const int tid = static_cast<int>(threadIdx.x);
-    if (tid >= columns) return;
-    gate = __bfloat162float(static_cast<const __nv_bfloat16*>(s.gate)[row * p.V + begin + tid]);
-    weight = s.o_norm_weight[begin + tid];
+    if (tid >= at.values) return;
+    gate = __bfloat162float(static_cast<const __nv_bfloat16*>(s.gate)[first_of(at) + tid]);
+    weight = s.o_norm_weight[at.first_value + tid];
   }
 
-  __device__ void write(const cooperative_groups::cluster_group& cluster, const StepCudaParams& p, const StepStreams& s, int64_t row,
-                        float* o, int begin, int columns) const {
+  __device__ void write(const cooperative_groups::cluster_group& cluster, const StepStreams& s, const OfHead& at, int blocks, float* o,
+                        __nv_bfloat16* to) const {
     constexpr float kSmallest = 1.17549435e-38F;
-    const int V = static_cast<int>(p.V), tid = static_cast<int>(threadIdx.x), own = V / static_cast<int>(cluster.num_blocks());
+    const int V = at.V, tid = static_cast<int>(threadIdx.x), own = V / blocks;
     cluster.sync();
     const int first = rows::kVector * (tid % 32);
     float sum = 0.0F;
@@ -169,10 +174,14 @@ struct GatedNorm {
       for (int i = 0; i < rows::kVector; ++i) sum += there[i] * there[i];
     }
     const float rate = rsqrtf(fmaxf(rows::warp_sum(sum) / static_cast<float>(V) + s.o_norm_eps, kSmallest));
-    if (tid < columns) {
-      static_cast<__nv_bfloat16*>(p.o)[row * V + begin + tid] = __float2bfloat16_rn(o[tid] * (rate * weight) * rows::sigmoid(gate));
-    }
+    if (tid < at.values) to[first_of(at) + tid] = __float2bfloat16_rn(o[tid] * (rate * weight) * rows::sigmoid(gate));
     cluster.sync();  // no block may end before the others have read its columns
+  }
+
+ private:
+  // The block's first column in [B, H V].
+  static __device__ int64_t first_of(const OfHead& at) {
+    return (static_cast<int64_t>(at.batch) * at.heads + at.head) * at.V + at.first_value;
   }
 };
 
