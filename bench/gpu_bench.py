@@ -29,6 +29,7 @@ NAMES = ["q", "k", "v", "log_alpha", "delta", "beta", "readout", "q_norm_weight"
 FAR_OFF = 0.1  # relative L2: not rounding
 EPS = 1e-6
 TFLOPS = 790e12  # dense bf16 products, as measured
+IN_A_ROW = 500 << 20  # bytes that steps in a row read and write, at least: ten times the L2 cache
 HEAD_START = 6_000_000  # cycles, some 3 ms: more than the slowest host here takes to issue a call
 
 
@@ -187,35 +188,51 @@ def packed_rows(clock, bandwidth):
 
 
 def step_rows(clock, bandwidth):
+    """Each once by itself, and as one of several in a row, each with states of its own that together outgrow the L2 cache, as a model's layers have
+    them. A copy of as many bytes by torch runs beside them: what a launch of that size can reach at all."""
     for B in STEP_BATCHES:
         with torch.no_grad():
             x = {name: t.detach() for name, t in make_inputs(B, 1).items()}
             table = torch.ops.cyfa.cyclic_flow_readout_table(x["readout"])
             one = [x[name][:, 0].contiguous() for name in NAMES[:6]]
-            states = [torch.randn(B, H, K, M, device="cuda"), torch.randn(B, H, M, V, device="cuda"), torch.zeros(B, H, device="cuda", dtype=torch.float64)]
             norms = {name: x[name] for name in NAMES[7:]}
-            calls = {"cyfa": lambda: torch.ops.cyfa.cyclic_flow_step(*one, table, *states, **norms, norm_eps=EPS)}
+            moved = B * H * M * (K + V) * 4 * 2
+            layers = max(4, min(24, -(-IN_A_ROW // moved)))
+            states = [[torch.randn(B, H, K, M, device="cuda"), torch.randn(B, H, M, V, device="cuda"), torch.zeros(B, H, device="cuda", dtype=torch.float64)]
+                      for _ in range(layers)]
+            calls = {("cyfa", "cyclic_flow"): [lambda s=s: torch.ops.cyfa.cyclic_flow_step(*one, table, *s, **norms, norm_eps=EPS) for s in states]}
             try:
-                calls["fla"] = fla_step(x)
+                calls["fla", "cyclic_flow"] = fla_steps(x, layers)
             except Exception as e:
                 say(f"fla    step: {type(e).__name__}: {e}")
-            moved = B * H * M * (K + V) * 4 * 2
-            for impl, call in calls.items():
-                timing = clock.time(call)
-                say(f"{impl:6} step B{B}: {timing['ms'] * 1e3:.1f} us, {moved / timing['ms'] * 1e-9:.2f} TB/s")
-                yield {"impl": impl, "op": "cyclic_flow", "pass": "step", "dtype": "bf16", "B": B, "T": 1, "H": H, "K": K, "V": V, "M": M, **timing,
+            places = [torch.empty(2, moved // 2, dtype=torch.uint8, device="cuda") for _ in range(layers)]
+            calls["torch", "copy"] = [lambda p=p: p[0].copy_(p[1]) for p in places]
+            for (impl, op), steps in calls.items():
+                timing = clock.time(steps[0])
+                row = time_in_a_row(clock, steps)
+                say(f"{impl:6} {op} step B{B}: {timing['ms'] * 1e3:.1f} us, {moved / timing['ms'] * 1e-9:.2f} TB/s; in a row {row * 1e3:.1f} us, {moved / row * 1e-9:.2f} TB/s")
+                yield {"impl": impl, "op": op, "pass": "step", "dtype": "bf16", "B": B, "T": 1, "H": H, "K": K, "V": V, "M": M, **timing, "in_a_row_ms": row,
                        "peak_gib": None, "floor_share": moved / bandwidth / (timing["ms"] * 1e-3)}
 
 
-def fla_step(x):
+def time_in_a_row(clock, calls):
+    """A call's share of all of them as one CUDA graph, ms."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return clock.time(graph.replay)["ms"] / len(calls)
+
+
+def fla_steps(x, count):
     from fla.ops.cyfa import fused_recurrent_cyfa
 
     named = {("g" if name == "log_alpha" else name): t for name, t in x.items()}
     kind = {"q_norm_eps": EPS, "k_norm_eps": EPS, "output_final_state": True}
-    _, state = fused_recurrent_cyfa(**named, **kind)
-    call = lambda: fused_recurrent_cyfa(**named, **kind, initial_state=state)  # noqa: E731
-    call()
-    return call
+    states = [fused_recurrent_cyfa(**named, **kind)[1] for _ in range(count)]
+    calls = [lambda s=s: fused_recurrent_cyfa(**named, **kind, initial_state=s) for s in states]
+    calls[0]()
+    return calls
 
 
 def context_rows(clock):
