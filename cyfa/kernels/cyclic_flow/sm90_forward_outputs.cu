@@ -354,7 +354,7 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
       *reinterpret_cast<uint4*>(place_of<kWork>(s, kValues) + piece_offset(kC, i / (kD / 8), i % (kD / 8))) = make_uint4(0, 0, 0, 0);
     }
     fence_async_proxy();
-    named_barrier(threadIdx.x / 128, 128);
+    named_barrier(3, 256);
   }
   wgmma_fence();
 #pragma unroll

@@ -195,7 +195,15 @@ __global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 
   // that they push each other's out.
   if (kStreams) let_next_launch_begin();
   auto others_began = cluster.barrier_arrive();  // their shared memory is written to later
-  if (kHold && tid == 0) hopper::prefetch_map(&boxes_of_v);
+  __shared__ uint64_t table_here, keys_here, values_here;
+  if (kTable || kHold) {
+    if (tid == 0) {
+      for (uint64_t* barrier : {&table_here, &keys_here, &values_here}) hopper::barrier_init(barrier, 1);
+      hopper::fence_barrier_init();
+      if (kHold) hopper::prefetch_map(&boxes_of_v);
+    }
+    __syncthreads();
+  }
   if (!kStreams && kHold && tid == 0) {
     if (key_bytes > 0) prefetch_bulk(own_keys, key_bytes);
   }
@@ -215,10 +223,7 @@ __global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 
   }
 
   const float* table = p.readout_table + head * M * M;
-  __shared__ uint64_t table_here, keys_here, values_here;
   if ((kTable || kHold) && tid == 0) {
-    for (uint64_t* barrier : {&table_here, &keys_here, &values_here}) hopper::barrier_init(barrier, 1);
-    hopper::fence_barrier_init();
     if (kHold) {
       hopper::barrier_expect(&keys_here, key_bytes);
       if (key_bytes > 0) hopper::copy_bulk(shared + at.keys, own_keys, key_bytes, &keys_here);
