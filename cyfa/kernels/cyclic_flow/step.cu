@@ -41,9 +41,9 @@ constexpr int kMaxSharedBytes = 225 * 1024;  // of the 227 KB of a multiprocesso
 constexpr int kMaxBox = 256;                 // rows or columns of a copy
 constexpr int kFreeSharedBytes = 46 * 1024;  // of 48 KB that need no leave, likewise
 
-// H200, K = V = 256, M = 128, H = 4, us a launch by blocks of a cluster (1, 2, 4, 8): batch 1 takes 15.2, 11.3, 8.9, 7.4; batch
-// 8 16.0, 12.8, 16.0, 19.0; batch 16 21.2, 15.8, 24.6, 32.1; batch 32 27.4, 25.7, 36.5, 51.3; batch 64 42.7, 47.5, 62.9, 100.6; batch 256
-// 152, 176, 219, 355.
+// H200, K = V = 256, M = 128, H = 4, us a launch by blocks of a cluster (1, 2): batch 8 takes 14.1, 9.1; batch 16 16.5, 12.4; batch 32
+// 22.9, 22.4; batch 64 39.7, 42.5; batch 256 148, 167. By blocks (4, 8), before states came by copies: batch 1 6.6, 5.1 (1, 2: 14.9, 9.1);
+// batch 8 13.0, 17.6; batch 16 22.1, 27.8.
 constexpr int kWantedBlocks = 64;
 constexpr int kManyHeads = 256;
 constexpr int kMultiprocessors = 132;
