@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
+#include <cmath>
+
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {
@@ -153,6 +155,26 @@ TEST_F(Gpu, HopperBackwardIsPreciseOverManyTokens) {
     for (const auto& [name, limit] : limits) {
       std::cout << "M " << M << " T " << T << " " << name << " " << relative_l2(got.at(name), want.at(name)) << ", limit " << limit << "\n";
       expect_close(got, {{name, want.at(name)}}, limit);
+    }
+  }
+}
+
+// What passes through a tile of 128 tokens is summed only where it keeps more than 2^-16 of its state: heads on both sides of that in one
+// call, each judged by itself.
+TEST_F(Gpu, HopperBackwardOfHeadsThatForgetAndThatDoNot) {
+  const OpCase c{.B = 1, .T = 512, .H = 4, .K = 256, .V = 256, .M = 128, .dtype = at::kBFloat16, .initial_state = false};
+  Tensors inputs = make_inputs(c);
+  at::Tensor& log_alpha = inputs.at("log_alpha");
+  const at::Tensor kept = at::tensor({-1.0, -10.0, -15.9, -16.1}, at::kDouble);  // of a tile, as a power of two
+  log_alpha = (kept * (std::log(2.0) / 128)).to(log_alpha.scalar_type()).expand_as(log_alpha).contiguous();
+  const Tensors gradients = only_o(make_output_gradients(c));
+  const RunOptions sm90{.backend = ops::Backend::kSm90};
+  const Tensors got = moved(run(c.op, moved(inputs, at::kCUDA), moved(gradients, at::kCUDA), sm90), at::kCPU);
+  const Tensors want = judge(c.op, inputs, gradients);
+  for (int64_t h = 0; h < c.H; ++h) {
+    for (const auto& [name, limit] : std::map<std::string, double>{{"d_log_alpha", 0.006}, {"d_delta", 0.02}}) {
+      const double error = relative_l2(got.at(name).select(2, h), want.at(name).select(2, h));
+      EXPECT_LE(error, limit) << name << " of head " << h;
     }
   }
 }
