@@ -23,6 +23,16 @@ case $what in
     count=$(ctest --test-dir build-cuda -N -L gpu | sed -n 's/^Total Tests: //p')
     echo "== $count GPU tests"
     ctest --test-dir build-cuda -L gpu --output-on-failure --no-tests=error
+    sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$(command -v nvcc)")/compute-sanitizer")
+    if [[ -x $sanitizer ]]; then
+      small='Gpu.HopperBackwardOfOne*:Gpu.EqualRuns*:GpuDecode.AMixerInOneLaunch*'
+      echo "== memcheck and racecheck on small cases (some four minutes)"
+      "$sanitizer" --tool memcheck --error-exitcode 1 build-cuda/tests_gpu \
+        --gtest_filter="$small:GpuDecode.FewRows*:GpuDecode.Products*:GpuDecode.ASequence*:GpuDecode.AReplayed*"
+      "$sanitizer" --tool racecheck --error-exitcode 1 build-cuda/tests_gpu --gtest_filter="$small"
+    else
+      echo "== SKIPPED: memcheck and racecheck (compute-sanitizer is not there; it comes with the CUDA toolkit)"
+    fi
     build-cuda/cyfa doctor
     ;;
   bench)
