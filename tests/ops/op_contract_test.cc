@@ -18,9 +18,7 @@ struct OpAndType {
   at::ScalarType dtype;
 };
 
-std::string name_of(const testing::TestParamInfo<OpAndType>& test) {
-  return op_label(test.param.op) + "_" + dtype_label(test.param.dtype);
-}
+std::string name_of(const testing::TestParamInfo<OpAndType>& test) { return op_label(test.param.op) + "_" + dtype_label(test.param.dtype); }
 
 class Contract : public testing::TestWithParam<OpAndType> {
  protected:
@@ -83,8 +81,7 @@ Tensors per_sequence(const Tensors& results) {
 }
 
 // One sequence walked in pieces that end at `borders`: states carried forward, their gradients carried back.
-Tensors run_in_pieces(Op op, const Tensors& inputs, const Tensors& gradients, std::vector<int64_t> borders,
-                      const RunOptions& options) {
+Tensors run_in_pieces(Op op, const Tensors& inputs, const Tensors& gradients, std::vector<int64_t> borders, const RunOptions& options) {
   borders.insert(borders.begin(), 0);
   const size_t count = borders.size() - 1;
   std::vector<Tensors> pieces;
@@ -169,10 +166,10 @@ TEST_P(Contract, MatchesReferenceAtEveryLength) {
 }
 
 TEST_P(Contract, MatchesReferenceForEveryShape) {
-  for (const OpCase& shape : {OpCase{.B = 1, .T = 20, .H = 1, .K = 2, .V = 1}, OpCase{.B = 1, .T = 70, .H = 5, .K = 8, .V = 24},
-                              OpCase{.B = 3, .T = 33, .H = 7, .K = 24, .V = 8}, OpCase{.B = 9, .T = 18, .H = 1, .K = 3, .V = 5},
-                              OpCase{.B = 1, .T = 130, .H = 2, .K = 64, .V = 64, .M = 32}, OpCase{.B = 0, .T = 5},
-                              OpCase{.B = 0, .T = 0}}) {
+  for (const OpCase& shape :
+       {OpCase{.B = 1, .T = 20, .H = 1, .K = 2, .V = 1}, OpCase{.B = 1, .T = 70, .H = 5, .K = 8, .V = 24},
+        OpCase{.B = 3, .T = 33, .H = 7, .K = 24, .V = 8}, OpCase{.B = 9, .T = 18, .H = 1, .K = 3, .V = 5},
+        OpCase{.B = 1, .T = 130, .H = 2, .K = 64, .V = 64, .M = 32}, OpCase{.B = 0, .T = 5}, OpCase{.B = 0, .T = 0}}) {
     for (const bool bare : {false, true}) {
       OpCase c = make(shape);
       c.norm_weights = !bare;
@@ -211,8 +208,8 @@ TEST_P(Contract, ManyPiecesWithCarriedStateAreTheWhole) {
 
 TEST_P(Contract, PackedIsSeparate) {
   std::mt19937_64 engine(5);
-  std::vector<std::vector<int64_t>> batches = {{5, 0, 1, 30}, {0}, {0, 0, 0}, {1}, {1, 1, 1, 1, 1}, {0, 40, 0}, {16, 16, 16},
-                                               {33, 16, 15, 17, 1, 0, 64}};
+  std::vector<std::vector<int64_t>> batches = {{5, 0, 1, 30},   {0},        {0, 0, 0},    {1},
+                                               {1, 1, 1, 1, 1}, {0, 40, 0}, {16, 16, 16}, {33, 16, 15, 17, 1, 0, 64}};
   for (int64_t i = 0; i < 8; ++i) batches.push_back(random_lengths(engine, 1 + i, 50));
   uint64_t seed = 1;
   for (const std::vector<int64_t>& lengths : batches) {
@@ -390,8 +387,8 @@ class Threads {
 
 // Bits, not limits: what a server computes for a request must not depend on who else is in the batch (users.md, 13).
 TEST_P(Contract, BatchOfOneIsBatchOfMany) {
-  for (const OpCase& shape : {OpCase{.B = 5, .T = 75, .H = 1}, OpCase{.B = 6, .T = 75, .H = 2},
-                              OpCase{.B = 3, .T = 140, .H = 3, .K = 32, .V = 48, .M = 32}}) {
+  for (const OpCase& shape :
+       {OpCase{.B = 5, .T = 75, .H = 1}, OpCase{.B = 6, .T = 75, .H = 2}, OpCase{.B = 3, .T = 140, .H = 3, .K = 32, .V = 48, .M = 32}}) {
     const OpCase c = make(shape);
     const Tensors inputs = make_inputs(c);
     const Tensors gradients = make_output_gradients(c);
@@ -756,36 +753,6 @@ TEST_P(ContractBf16, TheFutureNeverChangesThePast) {
     }
     EXPECT_TRUE(same_bits(run(c.op, changed, {}).at("o").narrow(1, 0, t), o.narrow(1, 0, t))) << t;
   }
-}
-
-class Steps : public testing::TestWithParam<Op> {};
-
-INSTANTIATE_TEST_SUITE_P(Ops, Steps, testing::ValuesIn(recurrences()), [](const auto& test) { return op_label(test.param); });
-
-TEST_P(Steps, AreTheWhole) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    for (const Gates gates : {Gates::kRealistic, Gates::kMixed, Gates::kShut}) {
-      for (const OpCase& shape : {OpCase{.T = 70}, OpCase{.B = 3, .T = 9, .H = 3, .K = 5, .V = 21}, OpCase{.B = 1, .T = 20, .H = 1, .K = 1, .V = 1}}) {
-        for (const bool state : {false, true}) {
-          OpCase c = shape;
-          c.op = GetParam();
-          c.dtype = dtype;
-          c.gates = gates;
-          c.initial_state = state;
-          SCOPED_TRACE(describe(c));
-          expect_close(run_steps(c.op, make_inputs(c)), without_gradients(judge(c)));
-        }
-      }
-    }
-  }
-}
-
-TEST_P(Steps, DoNotDependOnTheRestOfTheBatch) {
-  OpCase c{.B = 5, .T = 7, .H = 3, .K = 9, .V = 19};
-  c.op = GetParam();
-  const Tensors inputs = make_inputs(c);
-  const Tensors many = run_steps(c.op, inputs);
-  for (int64_t b = 0; b < c.B; ++b) expect_same_bits(run_steps(c.op, sequence(inputs, b)), sequence(many, b));
 }
 
 }  // namespace

@@ -92,7 +92,7 @@ __host__ __device__ constexpr Layout shared_layout(int K, int V, int M, int bloc
   const auto aligned = [](int floats) { return (floats + 31) / 32 * 32; };
   at.table = aligned(at.partial + max_of(max_of(key_pass, value_pass), kWarps * (M + 2)));
   at.keys = aligned(at.table + (has_table ? M * M : 0));
-  at.values = aligned(at.keys + key_pass * held_bytes);  // four rows of a group, each a quarter of a float for every byte
+  at.values = aligned(at.keys + key_pass * held_bytes);  // four rows of M numbers a group: M floats for every byte of a number
   at.total = at.values + M * ceil_div(V / 4, blocks) * held_bytes;
   return at;
 }
@@ -169,7 +169,7 @@ __global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 
   const int tid = static_cast<int>(threadIdx.x);
   const int pair = static_cast<int>(blockIdx.x) / blocks;
   const int head = pair % H;
-  const int64_t row = pair;
+  const int64_t row = pair;  // in products that 32 bits may not hold
   if constexpr (kStreams) {
     const int past_heads = static_cast<int>(blockIdx.x) - static_cast<int>(p.B) * H * blocks;
     if (past_heads >= 0) {
@@ -191,8 +191,6 @@ __global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 
   const int key_bytes = (group_end - group_begin) * kGroupRows * M * static_cast<int>(sizeof(S));
   S* const own_keys = state_k + static_cast<int64_t>(group_begin) * kGroupRows * M;
 
-  // What the launch before this one may still be writing must not be read yet, but it can be brought to the L2 cache; not by so many blocks
-  // that they push each other's out.
   if (kStreams) let_next_launch_begin();
   auto others_began = cluster.barrier_arrive();  // their shared memory is written to later
   __shared__ uint64_t table_here, keys_here, values_here;
@@ -204,9 +202,9 @@ __global__ void __maxnreg__(kHold ? (kStreams ? kRegistersBeside : 255) : 65536 
     }
     __syncthreads();
   }
-  if (!kStreams && kHold && tid == 0) {
-    if (key_bytes > 0) prefetch_bulk(own_keys, key_bytes);
-  }
+  // What the launch before this one may still be writing must not be read yet, but it can be brought to the L2 cache; not by so many blocks
+  // that they push each other's out.
+  if (!kStreams && kHold && tid == 0 && key_bytes > 0) prefetch_bulk(own_keys, key_bytes);
   Vectors<T> vectors;
   float log_alpha, beta;
   double clock;
