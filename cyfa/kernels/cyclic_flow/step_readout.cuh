@@ -36,12 +36,12 @@ __device__ inline void temporal_write(int M, double clock, float beta, float2* t
 
 // Step 3: read = U(-clock) table^T softmax(table scores) over the m active rows. A warp takes every eighth row: logits, their exponentials
 // against the warp's own greatest, and the weighted sum of its rows; then the warps' sums are put on one scale and added in order. Ends
-// with all of read visible to the block. partial: [kWarps, M] and two numbers a warp. kAtOnce: rows whose sums over the lanes are taken
-// together, for which there must be registers. M rows can be read, of which those from m on count for nothing.
-template <int kAtOnce>
+// with all of read visible to the block. partial: [kWarps, M] and two numbers a warp. M rows can be read, of which those from m on
+// count for nothing.
 __device__ __forceinline__ void read_out(const float* table, int M, const float* scores, const float2* trig, float4* partial,
                                          float2* read) {
   static_assert(kMaxSlots / kWarps <= 32, "a warp has at most a row a lane");
+  constexpr int kAtOnce = 4;            // rows whose sums over the lanes are taken together
   constexpr int kLanes = 32 / kAtOnce;  // that end with the same row's sum
   const int m = M - 1;
   const int columns = M / 4;

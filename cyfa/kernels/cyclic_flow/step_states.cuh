@@ -7,8 +7,6 @@
 
 #include <cstdint>
 
-#include "cyfa/kernels/hopper/tile.cuh"
-
 namespace cyfa::cyclic_flow::step {
 
 constexpr int kThreads = 256;
@@ -51,8 +49,8 @@ struct Rows {
   typename Quad<S>::Packed x[kGroupRows];
 };
 
-// The groups of rows that a thread takes of four columns of a state. kGroups: how many, where that is known and the same for all.
-template <class S, int kGroups>
+// The groups of rows that a thread takes of four columns of a state.
+template <class S>
 struct Share {
   using Packed = typename Quad<S>::Packed;
   Packed* column;  // row 0
@@ -62,7 +60,7 @@ struct Share {
   int end;
 
   __device__ int group(int n) const { return first + n * step; }
-  __device__ bool has(int n) const { return kGroups > 0 ? n < kGroups : group(n) < end; }
+  __device__ bool has(int n) const { return group(n) < end; }
   __device__ Packed* at(int n) const { return column + static_cast<int64_t>(kGroupRows * group(n)) * row_stride; }
 
   __device__ Rows<S> load(int n) const {
@@ -97,18 +95,18 @@ __device__ inline float4 read(const Rows<S>& rows, float4 b) {
 __device__ inline float4 group_of(const float* x, int group) { return *reinterpret_cast<const float4*>(x + kGroupRows * group); }
 
 // The next kCount groups of a share, asked for ahead of their use.
-template <class S, int kGroups, int kCount>
+template <class S, int kCount>
 struct Ahead {
   Rows<S> rows[kCount];
 
-  __device__ explicit Ahead(const Share<S, kGroups>& share) {
+  __device__ explicit Ahead(const Share<S>& share) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) rows[i] = share.load(i);
   }
 
   // Update and reading of all groups. The sum of group g goes to sums[(g - first) * columns].
-  __device__ void update_and_read(const Share<S, kGroups>& share, float alpha, float4 x, const float* a, const float* b, float4* sums,
-                                  int first, int columns) {
+  __device__ void update_and_read(const Share<S>& share, float alpha, float4 x, const float* a, const float* b, float4* sums, int first,
+                                  int columns) {
 #pragma unroll 1
     for (int n = 0; share.has(n); n += kCount) {
 #pragma unroll
@@ -121,39 +119,6 @@ struct Ahead {
         sums[(group - first) * columns] = read(rows[i], group_of(b, group));
         rows[i] = share.load(n + i + kCount);
       }
-    }
-  }
-};
-
-struct Nothing {
-  template <class Share>
-  __device__ explicit Nothing(const Share&) {}
-};
-
-// A block's part of a state in shared memory, rows of `columns` Packed from group `first` on: it comes and goes by copies of its own, since
-// loads and stores by threads are what bounds a multiprocessor (some 20 bytes a cycle).
-template <class S, int kGroups>
-struct Held {
-  using Packed = typename Quad<S>::Packed;
-  Packed* column;
-  int columns;
-  int first;
-
-  __device__ Packed* at(int group) const { return column + kGroupRows * (group - first) * columns; }
-
-  // As Ahead's.
-  __device__ void update_and_read(const Share<S, kGroups>& share, float alpha, float4 x, const float* a, const float* b,
-                                  float4* sums) const {
-#pragma unroll 2
-    for (int n = 0; share.has(n); ++n) {
-      const int group = share.group(n);
-      Rows<S> rows;
-#pragma unroll
-      for (int i = 0; i < kGroupRows; ++i) rows.x[i] = at(group)[i * columns];
-      update(rows, alpha, x, group_of(a, group));
-#pragma unroll
-      for (int i = 0; i < kGroupRows; ++i) at(group)[i * columns] = rows.x[i];
-      sums[(group - first) * columns] = read(rows, group_of(b, group));
     }
   }
 };

@@ -133,6 +133,10 @@ struct StreamInputs {
     q.move_on();
     k.move_on();
   }
+  __device__ void move_on() const {
+    move_keys_on();
+    v.move_on();
+  }
 
   __device__ StreamInputs(const StepStreams& s, const OfHead& at)
       : q(s, 0, at.batch, at.head * at.K + own(at.K), 0, at.heads * at.K),

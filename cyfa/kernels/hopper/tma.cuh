@@ -68,10 +68,18 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
                : "memory");
 }
 
+// How long the L2 cache is to keep what passes through it: what nothing will ask for soon goes first.
+__device__ __forceinline__ uint64_t evict_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // A run of bytes, a multiple of 16 from and to multiples of 16.
-__device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes, uint64_t* barrier, uint64_t policy) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
                : "memory");
 }
 
@@ -81,8 +89,10 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, int column, in
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column), "r"(row), "r"(from)
                : "memory");
 }
-__device__ __forceinline__ void store_bulk(void* to, uint32_t from, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+__device__ __forceinline__ void store_bulk(void* to, uint32_t from, int bytes, uint64_t policy) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to), "r"(from), "r"(bytes),
+               "l"(policy)
+               : "memory");
 }
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
@@ -123,9 +133,22 @@ __device__ __forceinline__ void store_strip(uint32_t panel, int strip, const CUt
     __syncwarp();
   }
 }
+// Of the thread that asked; for a warp whose first lane did.
+__device__ __forceinline__ void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ __forceinline__ void copies_read() {
-  if (threadIdx.x % 32 == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  if (threadIdx.x % 32 == 0) wait_stores_read();
   __syncwarp();
+}
+
+// Four numbers to the place in shared memory of a block of the cluster that has the address `to` in this one; they count as bytes that come
+// at the barrier there.
+__device__ __forceinline__ void store_remote(uint32_t to, const uint64_t* barrier, int block, float4 x) {
+  asm volatile(
+      "{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %2;\nmapa.shared::cluster.u32 barrier, %1, %2;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [to], {%3, %4, %5, %6}, [barrier];\n}" ::"r"(to),
+      "r"(shared_address(barrier)), "r"(block), "r"(__float_as_uint(x.x)), "r"(__float_as_uint(x.y)), "r"(__float_as_uint(x.z)),
+      "r"(__float_as_uint(x.w))
+      : "memory");
 }
 
 // Makes barrier_init visible to the copies; by the thread that initialised, before the block's barrier.
