@@ -236,36 +236,71 @@ TEST_F(Gpu, HopperSharesWalksWithoutChangingABit) {
   }
 }
 
-// Tokens one by one through the step's kernel, and through the portable calls that serve what it refuses.
+// One token for every sequence of `in`, in place.
+at::Tensor step_of(const ops::CyclicFlowInputs& in, int64_t token, const at::Tensor& table, ops::CyclicFlowState& state,
+                   ops::Backend backend) {
+  const auto now = [token](const at::Tensor& x) { return x.select(1, token); };
+  const ops::CyclicFlowStepInputs step{now(in.q),    now(in.k), now(in.v),        now(in.log_alpha), now(in.delta),
+                                       now(in.beta), table,     in.q_norm_weight, in.k_norm_weight};
+  if (token == 0 && backend == ops::Backend::kAuto && table.size(-1) % 4 == 0) {
+    EXPECT_EQ(ops::cyclic_flow_step_backends(step, state).front().refusal, "");
+  }
+  return ops::cyclic_flow_step(step, state, RunOptions{.backend = backend});
+}
+
+ops::CyclicFlowState copied(const ops::CyclicFlowState& state) { return {state.k.clone(), state.v.clone(), state.clock.clone()}; }
+
+// Tokens one by one through the step's kernels, and through the portable calls that serve what they refuse. Of one size the published
+// kernels have it, and the others' as many heads as need no cluster.
 TEST_F(Gpu, ChainOfStepsIsTheReference) {
-  for (const auto& [K, V, M] : {std::tuple<int64_t, int64_t, int64_t>{64, 32, 2},
-                                {64, 32, 4},
-                                {64, 64, 64},
-                                {128, 64, 128},
-                                {256, 128, 64},
-                                {64, 128, 256},
-                                {128, 256, 256},
-                                {256, 256, 256}}) {
+  struct Case {
+    int64_t K, V, M, B = 3, T = 40;
+  };
+  for (const auto& [K, V, M, B, T] :
+       {Case{64, 32, 2}, Case{64, 32, 4}, Case{64, 64, 64}, Case{128, 64, 128}, Case{256, 128, 64}, Case{64, 128, 256}, Case{128, 256, 256},
+        Case{256, 256, 256}, Case{256, 256, 128}, Case{64, 64, 64, 90, 4}, Case{256, 256, 128, 20, 4}, Case{256, 256, 128, 45, 4}}) {
     for (const ops::Backend backend : {ops::Backend::kAuto, ops::Backend::kPortable}) {
-      const OpCase c{.B = 3, .T = 40, .H = 3, .K = K, .V = V, .M = M, .clock = 1e6};
+      const OpCase c{.B = B, .T = T, .H = 3, .K = K, .V = V, .M = M, .clock = 1e6};
       SCOPED_TRACE(describe(c));
       const Tensors inputs = moved(make_inputs(c), at::kCUDA);
       const ops::CyclicFlowInputs in = cyclic_flow_inputs(inputs);
-      ops::CyclicFlowState state = *in.initial_state;
-      state = {state.k.clone(), state.v.clone(), state.clock.clone()};
+      ops::CyclicFlowState state = copied(*in.initial_state);
       const at::Tensor table = ops::cyclic_flow_readout_table(in.readout);
       std::vector<at::Tensor> rows;
-      for (int64_t t = 0; t < c.T; ++t) {
-        const auto now = [t](const at::Tensor& x) { return x.select(1, t); };
-        const ops::CyclicFlowStepInputs step{now(in.q),    now(in.k), now(in.v),        now(in.log_alpha), now(in.delta),
-                                             now(in.beta), table,     in.q_norm_weight, in.k_norm_weight};
-        if (t == 0 && backend == ops::Backend::kAuto && M % 4 == 0) {
-          EXPECT_EQ(ops::cyclic_flow_step_backends(step, state).front().refusal, "");
-        }
-        rows.push_back(ops::cyclic_flow_step(step, state, RunOptions{.backend = backend}));
-      }
+      for (int64_t t = 0; t < c.T; ++t) rows.push_back(step_of(in, t, table, state, backend));
       const Tensors got = {{"o", at::stack(rows, 1)}, {"final_k", state.k}, {"final_v", state.v}, {"final_clock", state.clock}};
       expect_close(moved(got, at::kCPU), without_gradients(judge(c)));
+    }
+  }
+}
+
+// Batches of which the kernel cuts heads among 8, 4, 2 and, for the sizes that are not published, one block, with states of both types: a
+// sequence has the bits that it has alone.
+TEST_F(Gpu, StepsOfASequenceDoNotDependOnTheBatch) {
+  for (const auto& [K, M] : {std::pair<int64_t, int64_t>{256, 128}, {64, 64}}) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      const OpCase c{.B = 90, .T = 3, .H = 3, .K = K, .V = K, .M = M};
+      SCOPED_TRACE(describe(c));
+      Tensors inputs = moved(make_inputs(c), at::kCUDA);
+      for (const char* name : {"q", "k", "v"}) inputs.at(name) = inputs.at(name).to(at::kBFloat16);
+      const ops::CyclicFlowInputs in = cyclic_flow_inputs(inputs);
+      const at::Tensor table = ops::cyclic_flow_readout_table(in.readout);
+      const auto run = [&](int64_t sequences) {
+        const auto first = [&](const at::Tensor& x) { return x.narrow(0, 0, sequences).clone(); };
+        ops::CyclicFlowInputs some = in;
+        for (at::Tensor* x : {&some.q, &some.k, &some.v, &some.log_alpha, &some.delta, &some.beta}) *x = first(*x);
+        const ops::CyclicFlowState& start = *in.initial_state;
+        ops::CyclicFlowState state = {first(start.k).to(type), first(start.v).to(type), first(start.clock)};
+        std::vector<at::Tensor> rows;
+        for (int64_t t = 0; t < c.T; ++t) rows.push_back(step_of(some, t, table, state, ops::Backend::kAuto));
+        return std::vector<at::Tensor>{at::stack(rows, 1), state.k, state.v, state.clock};
+      };
+      const std::vector<at::Tensor> alone = run(1);
+      for (const int64_t B : {4, 10, 20, 45, 90}) {
+        const std::vector<at::Tensor> among = run(B);
+        for (size_t i = 0; i < alone.size(); ++i)
+          EXPECT_TRUE(at::equal(among[i].narrow(0, 0, 1), alone[i])) << "batch " << B << ", result " << i;
+      }
     }
   }
 }

@@ -40,7 +40,7 @@ using hopper::wait_for_earlier_launch;
 constexpr int kMaxSharedBytes = 225 * 1024;  // of the 227 KB of a multiprocessor; what has a fixed size comes on top
 constexpr int kFreeSharedBytes = 46 * 1024;  // of 48 KB that need no leave, likewise
 
-// The published sizes always have two blocks a head or more (cyclic_flow/README.md has the times by cluster and batch).
+// Many heads have a block each, where two of these fit on a multiprocessor.
 constexpr int kWantedBlocks = 64;
 constexpr int kManyHeads = 256;
 constexpr int kAhead = 2;                  // groups of rows that a thread has asked for ahead of their use
@@ -245,7 +245,11 @@ __global__ void __launch_bounds__(kThreads, 2)
       again.move_keys_on();
     }
     if (s.gate_up != nullptr) return;
-    gated.write(cluster, s, of_head, blocks, reinterpret_cast<float*>(own_columns), static_cast<__nv_bfloat16*>(p.o));
+    float* const o = reinterpret_cast<float*>(own_columns);
+    cluster.sync();
+    const auto eight = [&](int column) { return cluster.map_shared_rank(o, column / (V / blocks)) + column % (V / blocks); };
+    gated.write(s, of_head, o[min(tid, 4 * value_columns - 1)], eight, static_cast<__nv_bfloat16*>(p.o));
+    cluster.sync();  // no block may end before the others have read its columns
   }
 }
 
@@ -310,7 +314,8 @@ const char* step_cuda_refusal(const StepCudaParams& p) {
 int step_cuda_cluster(const StepCudaParams& p) {
   if (step_cuda_refusal(p) != nullptr) return 0;
   if (p.cluster != 0) return p.cluster;
-  int blocks = p.B * p.H < kManyHeads || step_held_serves(p) ? 2 : 1;
+  const bool one_fits_twice = !step_held_serves(p) || p.state_dtype == StepDtype::kBFloat16;
+  int blocks = p.B * p.H >= kManyHeads && one_fits_twice ? 1 : 2;
   while (blocks < kSlices && (p.B * p.H * blocks < kWantedBlocks || !fits(p, blocks))) blocks *= 2;
   return blocks;
 }

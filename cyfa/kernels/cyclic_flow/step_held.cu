@@ -7,8 +7,9 @@
 // one, values come when the keys have left; then two blocks fit on a multiprocessor. The readout table is in registers.
 //
 // Sums of a slice go to the blocks that need them by stores that arrive at a barrier there: of the scores to all, since every block reads
-// out for itself, of the output to the one that has its columns. Order of all sums: in a slice groups of four rows, one row after another,
-// and groups as a tree of neighbours; then slices in order. So neither the cluster's size nor the batch changes a bit.
+// out for itself, of the output to the one that has its columns, or to all where the norm of the output follows. Order of all sums: in a
+// slice groups of four rows, one row after another, and groups as a tree of neighbours; then slices in order. So neither the cluster's size
+// nor the batch changes a bit.
 #include "cyfa/kernels/cyclic_flow/step_held.h"
 
 #include <cooperative_groups.h>
@@ -59,8 +60,9 @@ struct HeldShared {
   float scores[kSlices][kSlots];  // a slice's sums, of all blocks
   float mixed[kWarps][kSlots];    // of the readout, a warp's rows
   float2 scales[kWarps];
-  float sums[kSlices][kColumns];  // a slice's, of the block's columns of the output
-  float o[kColumns];
+  float sums[kSlices][kWidth];  // a slice's, of the output: of the block's columns, or of all where its norm is taken here
+  float o[kWidth];
+  StreamInputs::Aside pasts;
   uint64_t keys_here[kTeams], values_here[kTeams], scores_here, sums_here;
 };
 
@@ -204,6 +206,14 @@ __device__ __forceinline__ void read_out(Shared& s, const Table& table) {
   __syncthreads();
 }
 
+template <class Shared>
+__device__ __forceinline__ float sum_of_slices(const Shared& s, int column) {
+  float sum = 0.0F;
+#pragma unroll
+  for (int slice = 0; slice < kSlices; ++slice) sum += s.sums[slice][column];
+  return sum;
+}
+
 // T: of activations, S: of states. kPlaces: see above. kStreams: q, k, v and the gates are made here; blocks past the heads' write the
 // output's gate.
 template <class T, class S, int kBlocks, int kPlaces, bool kStreams>
@@ -230,6 +240,7 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kStreams>))
   }
 
   const int team = warp / kBlocks, of_team = warp % kBlocks;
+  const bool norms = kStreams && streams.gate_up == nullptr;
   const bool leads = tid % (32 * kBlocks) == 0;
   const int slice = rank * kTeams + team;
   S* const keys = s.places[0][team];
@@ -262,7 +273,7 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kStreams>))
     hopper::fence_barrier_init();
     if (team == 0) {
       hopper::barrier_expect(&s.scores_here, sizeof(s.scores));
-      hopper::barrier_expect(&s.sums_here, sizeof(s.sums));
+      hopper::barrier_expect(&s.sums_here, sizeof(s.sums) / (norms ? 1 : kBlocks));
     }
     // What the launch before this one may still be writing must not be read yet, but it can be brought to the L2 cache; values where they
     // are so few that they do not come between others' keys.
@@ -299,7 +310,7 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kStreams>))
     vectors.q = in.q.value();
     vectors.k = in.k.value();
     v = in.v.value();
-    if (kBlocks == 1) in.move_on();
+    in.put_aside(s.pasts);
     log_alpha = in.gates.log_alpha();
     beta = in.gates.beta();
     clock += static_cast<double>(in.gates.delta());
@@ -345,42 +356,36 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kStreams>))
 
   // All slices are here, so every block of the cluster has read the clock and the convolutions' pasts.
   if (rank == 0 && tid == 0) p.clock[pair] = clock;
-  if constexpr (kStreams && kBlocks > 1 && kPlaces == 2) {
-    if (rank == 0) in.move_on();
+  if constexpr (kStreams) {
+    if (rank == 0) in.move_on_from(s.pasts);
   }
   read_out(s, table);
 
   hopper::barrier_wait(&s.values_here[team], 0);
-  pass_slice<S, Values<kBlocks>>(
-      values, of_team, alpha, s.v, write + slice * (kSlots / kSlices), read + slice * (kSlots / kSlices), [&](int column, float4 sum) {
-        hopper::store_remote(hopper::shared_address(&s.sums[slice][column % kColumns]), &s.sums_here, of_team, sum);
-      });
+  pass_slice<S, Values<kBlocks>>(values, of_team, alpha, s.v, write + slice * (kSlots / kSlices), read + slice * (kSlots / kSlices),
+                                 [&](int column, float4 sum) {
+                                   const uint32_t to = hopper::shared_address(&s.sums[slice][column]);
+#pragma unroll
+                                   for (int block = 0; block < kBlocks; ++block) {
+                                     if (norms || block == of_team) hopper::store_remote(to, &s.sums_here, block, sum);
+                                   }
+                                 });
   hopper::fence_async_proxy();
   team_meets();
   if (leads) give_back(values, values_home);
-  GatedNorm gated;
-  if (kStreams && streams.gate_up == nullptr) gated.load(streams, own_columns);
-  if (tid < kColumns) {
+  if (norms) {
+    GatedNorm gated;
+    gated.load(streams, own_columns);
     hopper::barrier_wait(&s.sums_here, 0);
-    float sum = 0.0F;
-#pragma unroll
-    for (int i = 0; i < kSlices; ++i) sum += s.sums[i][tid];
-    const T narrow = static_cast<T>(sum);
-    if (kStreams && streams.gate_up == nullptr) {
-      s.o[tid] = static_cast<float>(narrow);
-    } else {
-      static_cast<T*>(p.o)[static_cast<int64_t>(pair) * kWidth + own_columns.first_value + tid] = narrow;
-    }
-  }
-  if constexpr (kStreams) {
-    if (kBlocks > 1 && kPlaces == 1 && rank == 0) {  // read anew: there were no registers to keep them
-      StreamInputs again(streams, all_columns);
-      again.q.value();
-      again.k.value();
-      again.v.value();
-      again.move_on();
-    }
-    if (streams.gate_up == nullptr) gated.write(cluster, streams, own_columns, kBlocks, s.o, static_cast<__nv_bfloat16*>(p.o));
+    s.o[tid] = static_cast<float>(static_cast<T>(sum_of_slices(s, tid)));
+    __syncthreads();
+    gated.write(
+        streams, own_columns, s.o[own_columns.first_value + tid % kColumns], [&](int column) { return s.o + column; },
+        static_cast<__nv_bfloat16*>(p.o));
+  } else if (tid < kColumns) {
+    hopper::barrier_wait(&s.sums_here, 0);
+    const int column = own_columns.first_value + tid;
+    static_cast<T*>(p.o)[static_cast<int64_t>(pair) * kWidth + column] = static_cast<T>(sum_of_slices(s, column));
   }
   hopper::copies_read();
 }

@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 
 #include "cyfa/kernels/cyclic_flow/step_cuda.h"
+#include "cyfa/kernels/cyclic_flow/step_states.cuh"
 #include "cyfa/kernels/dense/gemv_tile.cuh"
 #include "cyfa/kernels/hopper/launch.cuh"
 #include "cyfa/kernels/rows/vector.cuh"
@@ -56,8 +57,21 @@ class ConvColumn {
     if (pasts_ > 0) past_at_[(pasts_ - 1) * width_] = now_;
   }
 
- private:
+  // What move_on() writes lies here in between, and need not be in registers: after value(), before move_on().
+  __device__ void put_aside(float (*to)[kThreads]) const {
+#pragma unroll
+    for (int w = 1; w < kPasts; ++w) to[w - 1][threadIdx.x] = past_[w];
+    to[kPasts - 1][threadIdx.x] = now_;
+  }
+  __device__ void take_up(const float (*from)[kThreads]) {
+#pragma unroll
+    for (int w = 1; w < kPasts; ++w) past_[w] = from[w - 1][threadIdx.x];
+    now_ = from[kPasts - 1][threadIdx.x];
+  }
+
   static constexpr int kPasts = StepStreams::kMaxTaps - 1;
+
+ private:
   const __nv_bfloat16* x_;
   float* past_at_;
   int width_, pasts_;
@@ -133,7 +147,17 @@ struct StreamInputs {
     q.move_on();
     k.move_on();
   }
-  __device__ void move_on() const {
+
+  using Aside = float[3][ConvColumn::kPasts][kThreads];
+  __device__ void put_aside(Aside& to) const {
+    q.put_aside(to[0]);
+    k.put_aside(to[1]);
+    v.put_aside(to[2]);
+  }
+  __device__ void move_on_from(const Aside& from) {
+    q.take_up(from[0]);
+    k.take_up(from[1]);
+    v.take_up(from[2]);
     move_keys_on();
     v.move_on();
   }
@@ -152,8 +176,7 @@ struct NoStreamInputs {
   __device__ NoStreamInputs(const StepStreams&, const OfHead&) {}
 };
 
-// RMSNorm(o) * sigmoid(gate) of this block's columns, `o` [columns] of each block's shared memory; V is a multiple of 64 up to 256, so that
-// eight neighbours are one block's.
+// RMSNorm(o) * sigmoid(gate) of this block's columns; V is a multiple of 64 up to 256, so that eight neighbours are one block's.
 struct GatedNorm {
   float gate = 0.0F, weight = 0.0F;  // of this thread's column
 
@@ -165,21 +188,20 @@ struct GatedNorm {
     weight = s.o_norm_weight[at.first_value + tid];
   }
 
-  __device__ void write(const cooperative_groups::cluster_group& cluster, const StepStreams& s, const OfHead& at, int blocks, float* o,
-                        __nv_bfloat16* to) const {
+  // o: this thread's column. eight(column): where that column and the next seven of the head are.
+  template <class Eight>
+  __device__ void write(const StepStreams& s, const OfHead& at, float o, const Eight& eight, __nv_bfloat16* to) const {
     constexpr float kSmallest = 1.17549435e-38F;
-    const int V = at.V, tid = static_cast<int>(threadIdx.x), own = V / blocks;
-    cluster.sync();
+    const int tid = static_cast<int>(threadIdx.x);
     const int first = rows::kVector * (tid % 32);
     float sum = 0.0F;
-    if (first < V) {
-      const float* there = cluster.map_shared_rank(o, first / own) + first % own;
+    if (first < at.V) {
+      const float* there = eight(first);
 #pragma unroll
       for (int i = 0; i < rows::kVector; ++i) sum += there[i] * there[i];
     }
-    const float rate = rsqrtf(fmaxf(rows::warp_sum(sum) / static_cast<float>(V) + s.o_norm_eps, kSmallest));
-    if (tid < at.values) to[first_of(at) + tid] = __float2bfloat16_rn(o[tid] * (rate * weight) * rows::sigmoid(gate));
-    cluster.sync();  // no block may end before the others have read its columns
+    const float rate = rsqrtf(fmaxf(rows::warp_sum(sum) / static_cast<float>(at.V) + s.o_norm_eps, kSmallest));
+    if (tid < at.values) to[first_of(at) + tid] = __float2bfloat16_rn(o * (rate * weight) * rows::sigmoid(gate));
   }
 
  private:

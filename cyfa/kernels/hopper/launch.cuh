@@ -10,7 +10,7 @@ __device__ __forceinline__ void let_next_launch_begin() { asm volatile("griddepc
 // In such a launch: until the one before is over, and what it wrote can be read.
 __device__ __forceinline__ void wait_for_earlier_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// A launch of clusters of `cluster` blocks that may begin early.
+// A launch of clusters of `cluster` blocks, or 0: of no clusters, that may begin early.
 template <typename... Params>
 cudaError_t launch_cluster_early(void (*kernel)(Params...), int blocks, int cluster, int threads, int shared_bytes, cudaStream_t stream,
                                  const Params&... params) {
@@ -25,13 +25,13 @@ cudaError_t launch_cluster_early(void (*kernel)(Params...), int blocks, int clus
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = cluster > 1 ? 2 : 1;
+  config.numAttrs = cluster > 0 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, params...);
 }
 
 template <typename Params>
 cudaError_t launch_early(void (*kernel)(Params), int blocks, int threads, int shared_bytes, cudaStream_t stream, const Params& params) {
-  return launch_cluster_early(kernel, blocks, 1, threads, shared_bytes, stream, params);
+  return launch_cluster_early(kernel, blocks, 0, threads, shared_bytes, stream, params);
 }
 
 }  // namespace cyfa::hopper
