@@ -275,12 +275,9 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kStreams>))
       hopper::barrier_expect(&s.scores_here, sizeof(s.scores));
       hopper::barrier_expect(&s.sums_here, sizeof(s.sums) / (norms ? 1 : kBlocks));
     }
-    // What the launch before this one may still be writing must not be read yet, but it can be brought to the L2 cache; values where they
-    // are so few that they do not come between others' keys.
-    if (!kStreams) {
-      hopper::prefetch_bulk(keys_home, kBytes);
-      if (gridDim.x <= kMultiprocessors / 2) hopper::prefetch_bulk(values_home, kBytes);
-    }
+    // What the launch before this one may still be writing must not be read yet, but it can be brought to the L2 cache. Not values: they
+    // would come between others' keys.
+    if (!kStreams) hopper::prefetch_bulk(keys_home, kBytes);
   }
   __syncthreads();
   auto others_began = cluster.barrier_arrive();  // their shared memory is written to later
