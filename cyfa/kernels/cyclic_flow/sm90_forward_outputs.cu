@@ -98,7 +98,7 @@ __device__ __forceinline__ void feed_copies(const OutputsParams& params, Shared&
                kind == 2   ? key_state
                : kind == 3 ? value_state
                            : token,
-               &s.full[place]);
+               &s.full[place], evict_last());
     }
   }
 }

@@ -75,7 +75,7 @@ __device__ __forceinline__ void load(const StatesParams& params, const Halves& h
   for (int i = 0; i < kAll; ++i) {
     if (i < panels) {
       copy_box(shared_address(tiles + stage * kStageBytes + (first + i) * kHalf * kRowBytes), keys ? &params.k : &params.v,
-               share.h * kD + (first + i) * kPanelColumns, halves.token(half), &s.loaded[stage]);
+               share.h * kD + (first + i) * kPanelColumns, halves.token(half), &s.loaded[stage], evict_last());
     }
   }
 }

@@ -36,7 +36,7 @@ inline cudaError_t describe_boxes(CUtensorMap& map, const Boxes& of) {
   const cuuint32_t step[2] = {1, 1};
   const auto describe = [&] {
     return reinterpret_cast<Encode>(encode)(&map, of.type, 2, const_cast<void*>(of.matrix), size, row_bytes, box, step,
-                                            CU_TENSOR_MAP_INTERLEAVE_NONE, of.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                            CU_TENSOR_MAP_INTERLEAVE_NONE, of.swizzle, CU_TENSOR_MAP_L2_PROMOTION_NONE,
                                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   if (describe() == CUDA_SUCCESS) return cudaSuccess;
@@ -62,17 +62,31 @@ __device__ __forceinline__ void barrier_expect(uint64_t* barrier, int bytes) {
 // Asks for the description itself, which the first copy would wait for.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
+// How long the L2 cache is to keep what passes through it: what nothing will ask for soon goes first, what should be there a little longer
+// than the rest goes last.
+__device__ __forceinline__ uint64_t evict_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ uint64_t evict_last() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int column, int row, uint64_t* barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
                : "memory");
 }
 
-// How long the L2 cache is to keep what passes through it: what nothing will ask for soon goes first.
-__device__ __forceinline__ uint64_t evict_first() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int column, int row, uint64_t* barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(
+          to),
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
 }
 
 // A run of bytes, a multiple of 16 from and to multiples of 16.
