@@ -24,6 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS = ["flash-linear-attention==0.6.0", "fla-core==0.6.0"]
 H, K, V, M = 4, 256, 256, 128  # a layer of the 400M model
 SHAPES = [(32, 2048), (8, 8192), (2, 32768)]
+OTHER_SIZES = [(16, 64, 64, 64), (8, 128, 128, 128), (4, 256, 256, 64), (4, 256, 256, 256)]  # H, K, V, M: as wide a layer of other heads
 STEP_BATCHES = [1, 16, 64, 256]
 NAMES = ["q", "k", "v", "log_alpha", "delta", "beta", "readout", "q_norm_weight", "k_norm_weight"]
 FAR_OFF = 0.1  # relative L2: not rounding
@@ -76,8 +77,9 @@ class Clock:
         return 2 * a.numel() / (self.time(lambda: b.copy_(a))["ms"] * 1e-3)
 
 
-def make_inputs(B, T, dtype=torch.bfloat16, device="cuda"):
+def make_inputs(B, T, sizes=(H, K, V, M), dtype=torch.bfloat16, device="cuda"):
     torch.manual_seed(1)
+    H, K, V, M = sizes
     wide = [torch.randn(B, T, H, n) for n in (K, K, V)]
     log_alpha = -torch.exp(torch.rand(B, T, H) * 4.6 - 6.9) * torch.rand(H) * 16
     delta, beta = (torch.randn(B, T, H).sigmoid() for _ in range(2))
@@ -149,15 +151,19 @@ def time_op(clock, impl, op, shape, call, x, floors=(None, None)):
             raise
         rows.append({"impl": impl, "op": op, "dtype": "bf16", **shape, "error": f"{type(e).__name__}: {e}"[:300]})
     for row in rows:
-        say(f"{impl:6} {op:16} {row.get('pass', ''):8} B{row['B']} T{row['T']}" + (f" packed x{row['sequences']}" if "sequences" in row else "") +
+        of = "" if op != "cyclic_flow" or (row["H"], row["K"], row["M"]) == (H, K, M) else f" H{row['H']} K{row['K']} M{row['M']}"
+        say(f"{impl:6} {op:16} {row.get('pass', ''):8} B{row['B']} T{row['T']}{of}" + (f" packed x{row['sequences']}" if "sequences" in row else "") +
             (f": {row['ms']:.3f} ms ({row['ms_p10']:.3f} .. {row['ms_p90']:.3f}), peak {row['peak_gib']:.2f} GiB" if "ms" in row else ": " + row["error"]))
     return rows
 
 
-def floors(units, bandwidth):
+def floors(tokens, sizes, bandwidth):
     """Seconds that no implementation can beat: everything read and written once, or the products of chunks of 64 tokens at full speed."""
-    forward = max(2048 * units / bandwidth, units / 64 * 27.3e6 / TFLOPS)
-    backward = max(3584 * units / bandwidth, units / 64 * 60e6 / TFLOPS)
+    H, K, V, M = sizes
+    units, C = tokens * H, 64
+    flops = 2 * (C * (K + V + 2 * M) + 2 * M * (K + V) + 2 * M * M)  # a token: pairs; reads of states, and writes; the readout
+    forward = max(2 * 2 * (K + V) * units / bandwidth, units * flops / TFLOPS)
+    backward = max(2 * (4 * K + 3 * V) * units / bandwidth, units * 2.2 * flops / TFLOPS)
     return forward, backward
 
 
@@ -169,12 +175,13 @@ def lengths_of_mixed_documents(total):
     return lengths
 
 
-def operator_rows(clock, bandwidth):
-    shape = {"H": H, "K": K, "V": V, "M": M}
-    for B, T in SHAPES:
-        x = make_inputs(B, T)
-        for impl, call in (("cyfa", cyfa), ("fla", fla)):
-            yield from time_op(clock, impl, "cyclic_flow", {"B": B, "T": T, **shape}, call, x, floors(B * T * H, bandwidth))
+def operator_rows(clock, bandwidth, shapes, layers):
+    for B, T in shapes:
+        for sizes in layers:
+            shape = {"B": B, "T": T, **dict(zip("HKVM", sizes))}
+            x = make_inputs(B, T, sizes)
+            for impl, call in (("cyfa", cyfa), ("fla", fla)):
+                yield from time_op(clock, impl, "cyclic_flow", shape, call, x, floors(B * T, sizes, bandwidth))
 
 
 def packed_rows(clock, bandwidth):
@@ -184,7 +191,7 @@ def packed_rows(clock, bandwidth):
     x = make_inputs(1, 65536)
     for impl, call in (("cyfa", cyfa), ("fla", fla)):
         yield from time_op(clock, impl, "cyclic_flow", {"B": 1, "T": 65536, **shape, "sequences": len(lengths)}, lambda y, f=call: f(y, cu), x,
-                        floors(65536 * H, bandwidth))
+                        floors(65536, (H, K, V, M), bandwidth))
 
 
 def step_rows(clock, bandwidth):
@@ -282,7 +289,7 @@ def main():
     parser.add_argument("--library", type=pathlib.Path, default=ROOT / "build-cuda/libcyfa_ops.so", help="the ops as torch loads them")
     parser.add_argument("--peers", type=pathlib.Path, default=ROOT / "build-cuda/peers", help="folder of the package fla; downloaded if it is not there")
     parser.add_argument("--repeats", type=int, default=30, help="timed calls each (default: %(default)s)")
-    names = ["check", "op", "packed", "step", "context"]
+    names = ["check", "op", "packed", "step", "sizes", "context"]
     parser.add_argument("--only", nargs="*", choices=names, default=names, help="parts to run (default: all)")
     parser.add_argument("--add", action="store_true", help="keep what the file has of other parts, if it is of the same commit and GPU")
     parser.add_argument("--commit", default="", help="what the library was built from, where git cannot say")
@@ -312,9 +319,9 @@ def main():
         report.update(errors=before["errors"], rows=before["rows"])
     if "check" in a.only:
         report["errors"] = {f"T{T}": check(T) for T in (512, 1024)}
-    parts = {"op": lambda: operator_rows(clock, bandwidth), "packed": lambda: packed_rows(clock, bandwidth), "step": lambda: step_rows(clock, bandwidth),
-             "context": lambda: context_rows(clock)}
-    same = lambda x, y: all(x.get(key) == y.get(key) for key in ("impl", "op", "pass", "B", "T", "sequences"))  # noqa: E731
+    parts = {"op": lambda: operator_rows(clock, bandwidth, SHAPES, [(H, K, V, M)]), "packed": lambda: packed_rows(clock, bandwidth), "step": lambda: step_rows(clock, bandwidth),
+             "sizes": lambda: operator_rows(clock, bandwidth, SHAPES[:1], OTHER_SIZES), "context": lambda: context_rows(clock)}
+    same = lambda x, y: all(x.get(key) == y.get(key) for key in ("impl", "op", "pass", "B", "T", "H", "K", "M", "sequences"))  # noqa: E731
     for part in (p for p in parts if p in a.only):
         for row in parts[part]():
             report["rows"] = [r for r in report["rows"] if not same(r, row)] + [row]

@@ -12,6 +12,7 @@ TARGETS = {  # (pass, B, T): ms
     ("forward", 32, 2048): 0.40, ("backward", 32, 2048): 1.05, ("forward", 8, 8192): 0.42, ("backward", 8, 8192): 1.10,
     ("forward", 2, 32768): 0.60, ("backward", 2, 32768): 1.40,
 }
+LAYER = (4, 256, 256, 128)  # H, K, V, M of the 400M model
 COLOURS = {"cyfa": "#1b6ca8", "fla": "#c8553d", "torch": "#6b8e23"}
 LIMITS = {"o": 0.0047, "dq": 0.0051, "dk": 0.0051, "dv": 0.0047, "dlog_alpha": 0.0039, "dbeta": 0.0043, "dreadout": 0.0043}
 
@@ -24,6 +25,14 @@ def newest():
     return files[-1]
 
 
+def sizes(row):
+    return row["H"], row["K"], row["V"], row["M"]
+
+
+def of_layer(rows):
+    return [r for r in rows if r["op"] != "cyclic_flow" or sizes(r) == LAYER]
+
+
 def shape_name(row):
     return f"packed, {row['sequences']} sequences of {row['T']:,} tokens" if "sequences" in row else f"B{row['B']} T{row['T']}"
 
@@ -31,7 +40,7 @@ def shape_name(row):
 def pairs(rows, which):
     """(ours, the peer's or None) of each shape."""
     ours = sorted((r for r in rows if r["impl"] == "cyfa" and r.get("pass") == which), key=lambda r: r["B"] if which == "step" else 0)
-    key = lambda r: (r["B"], r["T"], r.get("sequences"))  # noqa: E731
+    key = lambda r: (r["B"], r["T"], sizes(r), r.get("sequences"))  # noqa: E731
     peers = {key(r): r for r in rows if r["impl"] == "fla" and r["op"] == "cyclic_flow" and r.get("pass") == which}
     return [(r, peers.get(key(r))) for r in ours]
 
@@ -58,6 +67,17 @@ def step_table(rows):
         share = f"{ours['floor_share'] * ours['ms'] / ours['in_a_row_ms']:.2f}" if ours.get("in_a_row_ms") else ""
         lines.append(f"| {ours['B']} | {us(ours, 'ms')} | " + " | ".join(us(r, "ms") for r in others) + f" | {us(ours, 'in_a_row_ms')} | {share} | " +
                      " | ".join(us(r, "in_a_row_ms") for r in others) + " |")
+    return lines
+
+
+def sizes_table(rows):
+    lines = ["| H, K = V, M | forward: cyfa, ms | FLA 0.6.0 | times faster | backward: cyfa, ms | FLA 0.6.0 | times faster | share of the floor |", "|---|" + "---|" * 7]
+    backward = {sizes(ours): (ours, peer) for ours, peer in pairs(rows, "backward")}
+    for ours, peer in pairs(rows, "forward"):
+        both = lambda r, p: f"{r['ms']:.3f} | " + (f"{p['ms']:.3f} | {p['ms'] / r['ms']:.2f}" if p else " | ")  # noqa: E731
+        H, K, _, M = sizes(ours)
+        back, back_peer = backward[sizes(ours)]
+        lines.append(f"| {H}, {K}, {M} | {both(ours, peer)} | {both(back, back_peer)} | {ours['floor_share']:.2f}, {back['floor_share']:.2f} |")
     return lines
 
 
@@ -149,7 +169,8 @@ def plots(rows):
 
 
 def page(path, report):
-    rows = report["rows"]
+    rows = of_layer(report["rows"])
+    others = [r for r in report["rows"] if r not in rows]
     clocks = ", ".join(f"{name} {value}" for name, value in report["clocks"].items())
     lines = [
         "# Benchmarks on a GPU", "",
@@ -166,6 +187,9 @@ def page(path, report):
         "fp32 states, which are read and written once. By itself: a launch between two events, of which some 3 us are the launch's own. In a row: as layers of a model, a CUDA graph of steps, each on "
         "states of its own, so that none finds them in the L2 cache. The share is of the speed of a copy of 1 GiB.", "",
     ]
+    if others:
+        lines += ["## Other sizes", "", f"B{others[0]['B']} T{others[0]['T']}, layers as wide as the 400M model's. The kernels have heads of 256 and 128 slots, or twice that; narrower heads and fewer slots are "
+                  "filled up with zeros (docs/support.md).", "", *sizes_table(others), ""]
     if report["errors"]:
         lines += ["## Errors", "", "Relative L2 against the fp64 reference, on the same bf16 inputs.", "", *error_table(report["errors"]), ""]
     if any(r["op"] not in ("cyclic_flow", "copy") for r in rows):
@@ -180,7 +204,7 @@ def main():
     a = parser.parse_args()
     path = newest()
     report = json.loads(path.read_text())
-    files = {"docs/benchmarks.md": page(path, report), **plots(report["rows"])}
+    files = {"docs/benchmarks.md": page(path, report), **plots(of_layer(report["rows"]))}
     stale = [name for name, text in files.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
     if a.check:
         if stale:
