@@ -1,5 +1,6 @@
 // The decoding step of cyclic_flow on sm_90 (eq:cyfa-absolute-recurrence, eq:cyfa-absolute-readout): one launch, in which a cluster of
-// 1, 2, 4 or 8 blocks steps one head. Called by the sm90 backend of the op. Overwrites state_k, state_v, clock and o.
+// 1, 2, 4 or 8 blocks steps one head. Called by the sm90 backend of the op. Overwrites state_k, state_v, clock and o. The published sizes
+// have a kernel of their own (step_held.cu); this one takes all others.
 //
 // Each state is read and written once, which is all the time the step should take: 512 KB a head at K = V = 256, M = 128.
 //   1  q, k after their norms, the clock's rotations and the write vector: by every block for itself, all of it small.

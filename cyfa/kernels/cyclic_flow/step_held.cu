@@ -103,16 +103,16 @@ __device__ __forceinline__ float4 tree(int first, const Each& each) {
 }
 
 // S = alpha S + a x^T of the warp's columns of a slice, and each(its column, sum of b S) by the lanes that hold such a sum in the end. x:
-// of the columns; a, b: of the slice's rows.
+// of the columns; a, b: of the slice's rows; part: the warp's of the columns.
 template <class S, class Slice, class Each>
-__device__ __forceinline__ void pass_slice(S* slice, int column_parts, float alpha, const float* x, const float* a, const float* b,
+__device__ __forceinline__ void pass_slice(S* slice, int part, float alpha, const float* x, const float* a, const float* b,
                                            const Each& each) {
   using Packed = typename Quad<S>::Packed;
   const int lane = threadIdx.x % 32;
   const int row_stride = Slice::kNumbers / (Slice::kGroups * kGroupRows) / 4;
 #pragma unroll
   for (int quad = 0; quad < Slice::kQuads; ++quad) {
-    const int column = column_parts * Slice::kOfWarp + 4 * (32 * quad + lane % Slice::kLanes);
+    const int column = part * Slice::kOfWarp + 4 * (32 * quad + lane % Slice::kLanes);
     const float4 x4 = *reinterpret_cast<const float4*>(x + column);
     Packed* const at = reinterpret_cast<Packed*>(slice) + column / 4;
     float4 sum = tree<Slice::kGroupsOfLane>(lane / Slice::kLanes * Slice::kGroupsOfLane, [&](int group) {
@@ -140,9 +140,8 @@ struct Table {
     float sum[kRows];
 #pragma unroll
     for (int n = 0; n < kRows; ++n) sum[n] = dot4(rows[n], scores, 0.0F);
-      // Of two lanes each keeps half of the rows that both hold parts of.
 #pragma unroll
-    for (int level = 1; (kRows >> level) > 0; ++level) {
+    for (int level = 1; (kRows >> level) > 0; ++level) {  // of two lanes each keeps half of the rows that both hold parts of
       const int half = kRows >> level;
       const bool upper = (lane & 2 * half) != 0;
 #pragma unroll
