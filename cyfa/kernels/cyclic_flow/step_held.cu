@@ -262,6 +262,21 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kStreams>))
       hopper::named_barrier(1 + team, 32 * kBlocks);
     }
   };
+  // A block that has the head to itself needs no more than its own barrier.
+  const auto send = [&](float* to, uint64_t* here, int block, float4 sum) {
+    if constexpr (kBlocks == 1) {
+      *reinterpret_cast<float4*>(to) = sum;
+    } else {
+      hopper::store_remote(hopper::shared_address(to), here, block, sum);
+    }
+  };
+  const auto wait_for_sums = [&](uint64_t* here) {
+    if constexpr (kBlocks == 1) {
+      __syncthreads();
+    } else {
+      hopper::barrier_wait(here, 0);
+    }
+  };
   if (leads) {
     hopper::barrier_init(&s.keys_here[team], 1);
     hopper::barrier_init(&s.values_here[team], 1);
@@ -333,9 +348,8 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kStreams>))
   cluster.barrier_wait(std::move(others_began));
   pass_slice<S, Keys<kBlocks>>(keys, of_team, alpha, write, s.k + slice * (kWidth / kSlices), s.q + slice * (kWidth / kSlices),
                                [&](int column, float4 sum) {
-                                 const uint32_t to = hopper::shared_address(&s.scores[slice][column]);
 #pragma unroll
-                                 for (int block = 0; block < kBlocks; ++block) hopper::store_remote(to, &s.scores_here, block, sum);
+                                 for (int block = 0; block < kBlocks; ++block) send(&s.scores[slice][column], &s.scores_here, block, sum);
                                });
   hopper::fence_async_proxy();
   team_meets();
@@ -348,7 +362,7 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kStreams>))
   }
   if (!kStreams && kPlaces == 2) hopper::let_next_launch_begin();  // sooner, its keys would come between these values
   __syncwarp();
-  hopper::barrier_wait(&s.scores_here, 0);
+  wait_for_sums(&s.scores_here);
 
   // All slices are here, so every block of the cluster has read the clock and the convolutions' pasts.
   if (rank == 0 && tid == 0) p.clock[pair] = clock;
@@ -360,10 +374,9 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kStreams>))
   hopper::barrier_wait(&s.values_here[team], 0);
   pass_slice<S, Values<kBlocks>>(values, of_team, alpha, s.v, write + slice * (kSlots / kSlices), read + slice * (kSlots / kSlices),
                                  [&](int column, float4 sum) {
-                                   const uint32_t to = hopper::shared_address(&s.sums[slice][column]);
 #pragma unroll
                                    for (int block = 0; block < kBlocks; ++block) {
-                                     if (norms || block == of_team) hopper::store_remote(to, &s.sums_here, block, sum);
+                                     if (norms || block == of_team) send(&s.sums[slice][column], &s.sums_here, block, sum);
                                    }
                                  });
   hopper::fence_async_proxy();
@@ -372,14 +385,14 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kStreams>))
   if (norms) {
     GatedNorm gated;
     gated.load(streams, own_columns);
-    hopper::barrier_wait(&s.sums_here, 0);
+    wait_for_sums(&s.sums_here);
     s.o[tid] = static_cast<float>(static_cast<T>(sum_of_slices(s, tid)));
     __syncthreads();
     gated.write(
         streams, own_columns, s.o[own_columns.first_value + tid % kColumns], [&](int column) { return s.o + column; },
         static_cast<__nv_bfloat16*>(p.o));
   } else if (tid < kColumns) {
-    hopper::barrier_wait(&s.sums_here, 0);
+    wait_for_sums(&s.sums_here);
     const int column = own_columns.first_value + tid;
     static_cast<T*>(p.o)[static_cast<int64_t>(pair) * kWidth + column] = static_cast<T>(sum_of_slices(s, column));
   }
