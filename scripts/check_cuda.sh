@@ -15,13 +15,26 @@ if [[ ${#sources[@]} -eq 0 ]]; then
 fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-mapfile -t flags < <(tr ' ' '\n' < cmake/cuda_flags.txt)
+compiler=nvcc
+if command -v ccache > /dev/null; then compiler="ccache nvcc"; fi  # what the compiler says of a source is kept with its object
+flags=$(< cmake/cuda_flags.txt)
+export folder compiler flags
+
+place_of() { echo "$folder/${1//\//_}"; }
+compile() {
+  local place
+  place=$(place_of "$1")
+  # shellcheck disable=SC2086  # words, both
+  $compiler $flags -gencode arch=compute_90a,code=sm_90a -Xptxas -v -I. -c "$1" -o "$place.o" > "$place.log" 2>&1 || touch "$place.failed"
+}
+export -f compile place_of
+printf '%s\n' "${sources[@]}" | xargs -P "${JOBS:-$(nproc)}" -I{} bash -c 'compile {}'
 
 failed=0
 printf '%-72s %9s %7s %7s %7s\n' kernel registers smem stack spills
 for source in "${sources[@]}"; do
-  log=$folder/log
-  if ! nvcc "${flags[@]}" -gencode arch=compute_90a,code=sm_90a -Xptxas -v -I. -c "$source" -o "$folder/out.o" > "$log" 2>&1; then
+  log=$(place_of "$source").log
+  if [[ -e $(place_of "$source").failed ]]; then
     cat "$log"
     echo "FAILED: $source does not compile"
     failed=1
