@@ -115,7 +115,7 @@ bool plain_states(const FlowStep& f) {
 bool few_rows(const at::Tensor& x) { return on_hopper(x) && plain(x, at::kBFloat16) && x.size(0) <= dense::kMaxGemvRows; }
 
 bool add_flow_step(const at::Tensor& x, const StepNorm& norm, const FlowStep& f, const at::Tensor& ahead) {
-  if (!few_rows(x) || !plain_states(f)) return false;
+  if (!few_rows(x) || !plain_states(f) || !plain(f.w.gate_up.value, at::kBFloat16)) return false;
   const c10::cuda::CUDAGuard guard(x.device());
   FlowLaunch flow(f, x.size(0));
   flow.s.gate_up = f.w.gate_up.value.const_data_ptr();

@@ -2,8 +2,9 @@
 // autograd. Each says whether it was there for what it was given; if not, nothing has happened, and packed.h or the rest of cyfa/ops
 // computes the same. Builds without CUDA have nothing of this.
 //
-// Weights and states must have been written before the last launch on the stream that is none of these: launches here begin while those
-// before them run, and read them at once.
+// Weights and states must have been written before the last launch on the stream that did not begin early: launches here begin while those
+// before them run, and read them at once. cyclic_flow_step and add_rms_norm begin early too, so that between such a step of a state and one
+// here there must be another launch, as a model's embedding is.
 #pragma once
 
 #include "cyfa/ops/packed.h"
@@ -17,7 +18,7 @@ struct StepNorm {
 
 // A mixer with cyclic_flow at its heart.
 struct FlowStep {
-  FlowWeights w;  // as of flow_step
+  FlowWeights w;                                           // as of flow_step
   at::Tensor readout_table, q_norm_weight, k_norm_weight;  // the last two may be undefined
   double norm_eps = 0;
   StepNorm o_norm;

@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   __syncthreads();
 
-  read_out(p.readout_table + head * M * M, M, reinterpret_cast<const float*>(scores), trig, partial4, weights);
+  read_out(p.readout_table + static_cast<int64_t>(head) * M * M, M, reinterpret_cast<const float*>(scores), trig, partial4, weights);
 
   const float* read1 = reinterpret_cast<const float*>(weights);
   first_values.update_and_read(values, alpha, v4, write1, read1, partial4 + value_column, 0, value_columns);
@@ -287,9 +287,10 @@ const char* streams_refusal(const StepCudaParams& p) {
   const StepStreams& s = *p.streams;
   if (p.dtype != StepDtype::kBFloat16) return "streams are in bf16";
   if (p.K > kThreads || p.V > kThreads || p.V % 64 != 0) return "with streams K is at most 256, V a multiple of 64 up to 256";
-  if (s.taps < 1 || s.taps > StepStreams::kMaxTaps) return "a convolution has more than 4 taps";
+  if (s.taps < 1 || s.taps > StepStreams::kMaxTaps) return "a convolution has not 1 to 4 taps";
   if (s.stride % 8 != 0 || p.H * p.K % 4 != 0) return "rows of the projections are not aligned to 16 bytes";
   if (s.gate_up == nullptr) return nullptr;
+  if (!aligned_to_16(s.gate_up) || !aligned_to_16(s.x)) return "the gate's weights or the projections are not aligned to 16 bytes";
   if (p.B > StepStreams::kMaxGateRows) return "the output's gate is written for batches of at most 16";
   if (s.rank < 1 || s.rank > kMaxRank || s.rank % dense::kChunk != 0) return "the gate's rank is not a multiple of 32 up to 256";
   return nullptr;

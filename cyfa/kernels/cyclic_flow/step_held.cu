@@ -4,12 +4,13 @@
 // No thread loads or stores a state: keys come to shared memory by copies, are changed and read there and go back by copies, and so do
 // values. A head's rows of keys and slots of values are parted in eight slices, which the blocks of a cluster share; kBlocks warps of a
 // block are a team, which has a slice of each and waits for nothing else. With two places a block asks for keys and values at once. With
-// one, values come when the keys have left; then two blocks fit on a multiprocessor. The readout table is in registers.
+// one, values come when the keys have left; then two blocks fit on a multiprocessor, but for fp32 states of a head in one block, which only
+// tests ask for. The readout table is in registers.
 //
-// Sums of a slice go to the blocks that need them by stores that arrive at a barrier there: of the scores to all, since every block reads
-// out for itself, of the output to the one that has its columns, or to all where the norm of the output follows. Order of all sums: in a
-// slice groups of four rows, one row after another, and groups as a tree of neighbours; then slices in order. So neither the cluster's size
-// nor the batch changes a bit.
+// Where there are several blocks, sums of a slice go to those that need them by stores that arrive at a barrier there: of the scores to
+// all, since every block reads out for itself, of the output to the one that has its columns, or to all where the norm of the output
+// follows. Order of all sums: in a slice groups of four rows, one row after another, and groups as a tree of neighbours; then slices in
+// order. So neither the cluster's size nor the batch changes a bit.
 #include "cyfa/kernels/cyclic_flow/step_held.h"
 
 #include <cooperative_groups.h>
@@ -67,7 +68,8 @@ struct HeldShared {
 };
 
 // Of a thread: so few that two blocks fit where shared memory lets them, or, of a small batch with streams, that beside a block there is
-// room for one of the launch before (dense/gemv_cuda.cu, 112 registers a thread), which still runs while this one asks for its states.
+// room for one of the launch before, which still runs while this one asks for its states (dense/gemv_cuda.cu: 112 registers a thread for up
+// to 8 rows of up to 1,024; there is no such room beside wider ones).
 template <class S, int kBlocks, int kPlaces, bool kStreams>
 constexpr int kRegisters = kPlaces == 1 && 2 * sizeof(HeldShared<S, kBlocks, kPlaces>) <= 225 * 1024 ? 65536 / kThreads / 2
                            : kStreams                                                                ? 144
@@ -306,7 +308,7 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kStreams>))
   };
   const OfHead all_columns{pair / H, pair % H, H, kWidth, kWidth, 0, kWidth};
   const OfHead own_columns{pair / H, pair % H, H, kWidth, kWidth, rank * kColumns, kColumns};
-  const float* const table_home = p.readout_table + pair % H * (kSlots * kSlots);
+  const float* const table_home = p.readout_table + static_cast<int64_t>(pair % H) * (kSlots * kSlots);
   Vectors<T> vectors;
   Table table;
   float log_alpha, beta, v;

@@ -1,4 +1,5 @@
-// What the decoding step's clock and readout compute: small, and done by every block of a cluster for itself. Of step.cu.
+// What the decoding step's clock and readout compute: small, and done by every block of a cluster for itself. The readout is step.cu's;
+// step_held.cu has one of its own, with the table in registers.
 #pragma once
 
 #include "cyfa/kernels/cyclic_flow/step_states.cuh"

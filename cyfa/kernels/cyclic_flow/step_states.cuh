@@ -1,5 +1,5 @@
 // What a thread of the decoding step does to a state, of which it owns a float4 column: groups of four rows are asked for, updated, written
-// back and read. Of step.cu.
+// back and read. Threads own columns in step.cu; step_held.cu takes groups of rows from shared memory.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -122,8 +122,10 @@ __device__ inline void write_gate(const StepStreams& s, int64_t batch, int64_t f
   float4 sums = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
-    const uint4 none = make_uint4(0, 0, 0, 0);
-    if (c < chunks) dense::multiply_chunk(sums, has_row ? x[4 * c] : none, has_high ? high[4 * c] : none, held[c]);
+    uint4 of_row = make_uint4(0, 0, 0, 0), of_high = of_row;
+    if (c < chunks && has_row) of_row = x[4 * c];
+    if (c < chunks && has_high) of_high = high[4 * c];
+    if (c < chunks) dense::multiply_chunk(sums, of_row, of_high, held[c]);
   }
   const auto* bias = static_cast<const __nv_bfloat16*>(s.gate_bias);
   auto* to = static_cast<__nv_bfloat16*>(s.gate) + dense::tile_row() * width;
