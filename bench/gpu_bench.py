@@ -3,8 +3,8 @@
 
 First both are checked against the reference in double precision, on a short case; a result that is far off ends the run. Then each is timed
 by CUDA events, with the L2 cache flushed before every call: forward, backward and decoding step, the latter also as one of many in a row. The GPU is kept busy while the host issues a
-call, as it is in a training step, so that ms is the GPU's time; host_ms is what the host took, for whoever runs the operator alone. Operators of other
-methods run for context. The peer's autotuning happens in its first call and is not timed. Rows go to bench/results/DATE-GPU.json.
+call, as it is in a training step, so that ms is the GPU's time; host_ms is what the host took, for whoever runs the operator alone. Heads of other sizes, and operators of other
+methods, run for context. The peer's autotuning happens in its first call and is not timed. Rows go to bench/results/DATE-GPU.json.
 """
 
 import argparse

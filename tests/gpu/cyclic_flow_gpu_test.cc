@@ -250,8 +250,8 @@ at::Tensor step_of(const ops::CyclicFlowInputs& in, int64_t token, const at::Ten
 
 ops::CyclicFlowState copied(const ops::CyclicFlowState& state) { return {state.k.clone(), state.v.clone(), state.clock.clone()}; }
 
-// Tokens one by one through the step's kernels, and through the portable calls that serve what they refuse. Of one size the published
-// kernels have it, and the others' as many heads as need no cluster.
+// Tokens one by one through the step's kernels, and through the portable calls that serve what they refuse: all sizes with few heads, the
+// published ones also with more, and others with so many that a head has one block.
 TEST_F(Gpu, ChainOfStepsIsTheReference) {
   struct Case {
     int64_t K, V, M, B = 3, T = 40;

@@ -41,9 +41,8 @@ using hopper::wait_for_earlier_launch;
 constexpr int kMaxSharedBytes = 225 * 1024;  // of the 227 KB of a multiprocessor; what has a fixed size comes on top
 constexpr int kFreeSharedBytes = 46 * 1024;  // of 48 KB that need no leave, likewise
 
-// Many heads have a block each, where two of these fit on a multiprocessor.
 constexpr int kWantedBlocks = 64;
-constexpr int kManyHeads = 256;
+constexpr int kManyHeads = 256;            // have a block each, where two of these fit on a multiprocessor
 constexpr int kAhead = 2;                  // groups of rows that a thread has asked for ahead of their use
 constexpr int kPrefetchBytes = 64 * 1024;  // of state_v, by a block: two on each multiprocessor ask for a third of the L2 cache
 

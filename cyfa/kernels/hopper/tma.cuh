@@ -9,17 +9,9 @@
 
 namespace cyfa::hopper {
 
-// A row-major matrix in memory, and the boxes that it is copied in.
-struct Boxes {
-  const void* matrix;
-  CUtensorMapDataType type;
-  int64_t rows, columns, row_bytes;
-  int box_rows, box_columns;
-  CUtensorMapSwizzle swizzle;
-};
-
-// cuTensorMapEncodeTiled is asked for at run time, so that nothing links to the driver's library.
-inline cudaError_t describe_boxes(CUtensorMap& map, const Boxes& of) {
+// Describes a row-major matrix of 16-bit numbers with `stride` elements between rows, in boxes of 64 columns and `box_rows` rows: one panel
+// of a tile. cuTensorMapEncodeTiled is asked for at run time, so that nothing links to the driver's library.
+inline cudaError_t make_tensor_map(CUtensorMap& map, const void* matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows) {
   using Encode =
       CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
                    const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -30,13 +22,13 @@ inline cudaError_t describe_boxes(CUtensorMap& map, const Boxes& of) {
     return status == cudaSuccess && result == cudaDriverEntryPointSuccess ? found : nullptr;
   }();
   if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t size[2] = {static_cast<cuuint64_t>(of.columns), static_cast<cuuint64_t>(of.rows)};
-  const cuuint64_t row_bytes[1] = {static_cast<cuuint64_t>(of.row_bytes)};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(of.box_columns), static_cast<cuuint32_t>(of.box_rows)};
+  const cuuint64_t size[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t row_bytes[1] = {static_cast<cuuint64_t>(stride * 2)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(kPanelColumns), static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t step[2] = {1, 1};
   const auto describe = [&] {
-    return reinterpret_cast<Encode>(encode)(&map, of.type, 2, const_cast<void*>(of.matrix), size, row_bytes, box, step,
-                                            CU_TENSOR_MAP_INTERLEAVE_NONE, of.swizzle, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+    return reinterpret_cast<Encode>(encode)(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void*>(matrix), size, row_bytes, box, step,
+                                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
                                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   if (describe() == CUDA_SUCCESS) return cudaSuccess;
@@ -46,21 +38,12 @@ inline cudaError_t describe_boxes(CUtensorMap& map, const Boxes& of) {
   return describe() == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// Of 16-bit numbers with `stride` elements between rows, in boxes of 64 columns and `box_rows` rows: one panel of a tile.
-inline cudaError_t make_tensor_map(CUtensorMap& map, const void* matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows) {
-  return describe_boxes(
-      map, {matrix, CU_TENSOR_MAP_DATA_TYPE_UINT16, rows, columns, stride * 2, box_rows, kPanelColumns, CU_TENSOR_MAP_SWIZZLE_128B});
-}
-
 // One arrival at the barrier, which then also waits for `bytes` to come.
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, int bytes) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}" ::"r"(shared_address(barrier)),
                "r"(bytes)
                : "memory");
 }
-
-// Asks for the description itself, which the first copy would wait for.
-__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 // How long the L2 cache is to keep what passes through it: what nothing will ask for soon goes first, what should be there a little longer
 // than the rest goes last.
