@@ -1,6 +1,7 @@
 // The front door of cyclic_flow: checks, defaults, backend choice, result shapes.
 #include "cyfa/ops/cyclic_flow.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "cyfa/ops/check.h"
@@ -129,7 +130,7 @@ CyclicFlowSaved empty_cyclic_flow_sm90_saved(const CyclicFlowInputs& in, const C
   const int64_t tokens = s.B * s.T;
   const auto single = in.q.options().dtype(at::kFloat);
   CyclicFlowSaved saved;
-  saved.k = at::empty({kept ? sections * (tiles * s.H * 2 + 1) : 0, kSection, s.K}, in.q.options());
+  saved.k = at::empty({kept ? sections * (tiles * s.H * 2 + 1) : 0, kSection, std::max(s.K, s.V)}, in.q.options());
   saved.v = at::empty({kept ? s.H * filled * filled / 2 + s.H + s.K : 0}, single);
   saved.clock = at::empty({kept ? 5 : 0, s.H, tokens}, single);
   saved.scores = at::empty({kept ? tokens : 0, s.H, filled}, in.q.options().dtype(at::kHalf));
@@ -172,11 +173,21 @@ std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& in) {
 
 namespace {
 
-// The sm90 kernels have heads of 256 columns. Narrower ones are filled up with zeros, which adds nothing to any sum but RMSNorm's mean:
-// over 256 columns it is K / 256 of what it was, and so must eps be; the weights make up for it.
-CyclicFlowOutput call_filled_up(const CyclicFlowInputs& in, CyclicFlowSettings settings, const CyclicFlowShape& shape) {
-  const int64_t more_k = kSm90Width - shape.K, more_v = kSm90Width - shape.V;
-  const double share = static_cast<double>(shape.K) / static_cast<double>(kSm90Width);
+// The width of the sm90 kernels' heads that serve heads of `columns`: for forward of up to 128 slots 64, 128 or 256, for all else 256.
+int64_t sm90_width(int64_t columns, const CyclicFlowShape& shape, const CyclicFlowSettings& settings) {
+  constexpr int64_t kSection = 128;
+  int64_t width = kSm90Width;
+  if (shape.M <= kSection && settings.keep == Keep::kNothing) {
+    while (width / 2 >= std::max<int64_t>(columns, kSm90Width / 4)) width /= 2;
+  }
+  return width;
+}
+
+// Heads are filled up with zeros to K and V columns, which adds nothing to any sum but RMSNorm's mean: over K columns it is a share of
+// what it was, and so must eps be; the weights make up for it.
+CyclicFlowOutput call_filled_up(const CyclicFlowInputs& in, CyclicFlowSettings settings, const CyclicFlowShape& shape, int64_t K, int64_t V) {
+  const int64_t more_k = K - shape.K, more_v = V - shape.V;
+  const double share = static_cast<double>(shape.K) / static_cast<double>(K);
   CyclicFlowInputs wide = in;
   wide.q = at::constant_pad_nd(in.q, {0, more_k});
   wide.k = at::constant_pad_nd(in.k, {0, more_k});
@@ -215,8 +226,11 @@ CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowOptions
   } else {
     settings.keep = options.save_scores ? Keep::kStatesAndScores : Keep::kStates;
   }
-  const bool narrow = settings.backend == Backend::kSm90 && (shape.K < kSm90Width || shape.V < kSm90Width);
-  return narrow ? call_filled_up(in, settings, shape) : call_cyclic_flow(in, settings);
+  if (settings.backend == Backend::kSm90) {
+    const int64_t K = sm90_width(shape.K, shape, settings), V = sm90_width(shape.V, shape, settings);
+    if (K != shape.K || V != shape.V) return call_filled_up(in, settings, shape, K, V);
+  }
+  return call_cyclic_flow(in, settings);
 }
 
 at::Tensor cyclic_flow_readout_table(const at::Tensor& readout) {

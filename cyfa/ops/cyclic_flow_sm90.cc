@@ -18,7 +18,7 @@
 namespace cyfa::ops {
 namespace {
 
-constexpr int64_t kLeastWidth = 64;  // of a head: below it, filling up to 256 costs more than the portable path
+constexpr int64_t kLeastWidth = 64;  // of a head: the kernels' narrowest
 
 // Heads one after another, tokens at one distance, rows that 16-byte copies can take.
 bool rows_fit(const at::Tensor& x) {
@@ -26,6 +26,8 @@ bool rows_fit(const at::Tensor& x) {
   return x.stride(3) == 1 && (x.size(2) == 1 || x.stride(2) == width) && (x.size(0) == 1 || x.stride(0) == x.size(1) * x.stride(1)) &&
          x.stride(1) % 8 == 0 && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
 }
+
+at::Tensor with_fitting_rows(const at::Tensor& x) { return rows_fit(x) ? x : x.clone(at::MemoryFormat::Contiguous); }
 
 // The tiles of all sequences, in order, and where each sequence's begin; both on the device, in one tensor.
 struct Tiles {
@@ -81,12 +83,15 @@ cyclic_flow::Sm90Kept kept_in(const CyclicFlowSaved& saved, bool with_scores) {
 struct KernelInputs {
   CyclicFlowShape shape;
   Tiles tiles;
-  at::Tensor log_alpha, delta, beta, readout, q_weight, k_weight, state_k, state_v, clock;
+  at::Tensor q, k, v, log_alpha, delta, beta, readout, q_weight, k_weight, state_k, state_v, clock;
   cyclic_flow::Sm90ForwardParams params;
 
   KernelInputs(const CyclicFlowInputs& in, const CyclicFlowSettings& settings)
       : shape(check_cyclic_flow(in)),
         tiles(tiles_of(in, shape)),
+        q(with_fitting_rows(in.q)),
+        k(with_fitting_rows(in.k)),
+        v(with_fitting_rows(in.v)),
         log_alpha(plain(in.log_alpha, at::kFloat)),
         delta(plain(in.delta, at::kFloat)),
         beta(plain(in.beta, at::kFloat)),
@@ -102,12 +107,12 @@ struct KernelInputs {
     p.longest = tiles.longest;
     p.tile = tiles.tile();
     p.first_tile = tiles.first();
-    p.q = in.q.const_data_ptr();
-    p.k = in.k.const_data_ptr();
-    p.v = in.v.const_data_ptr();
-    p.q_stride = in.q.stride(1);
-    p.k_stride = in.k.stride(1);
-    p.v_stride = in.v.stride(1);
+    p.q = q.const_data_ptr();
+    p.k = k.const_data_ptr();
+    p.v = v.const_data_ptr();
+    p.q_stride = q.stride(1);
+    p.k_stride = k.stride(1);
+    p.v_stride = v.stride(1);
     p.log_alpha = log_alpha.const_data_ptr<float>();
     p.delta = delta.const_data_ptr<float>();
     p.beta = beta.const_data_ptr<float>();
@@ -168,7 +173,7 @@ std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in) {
   p.K = p.V = static_cast<int32_t>(kSm90Width);
   p.M = static_cast<int32_t>(in.readout.size(1) + 1);
   if (const char* reason = cyclic_flow::sm90_forward_refusal(p)) return reason;
-  const bool keys_fit = K < kSm90Width || (rows_fit(in.q) && rows_fit(in.k));  // filled-up rows are copies
+  const bool keys_fit = K < kSm90Width || (rows_fit(in.q) && rows_fit(in.k));  // narrower rows are copied where they must be
   if (!keys_fit || (V == kSm90Width && !rows_fit(in.v))) return "q, k or v is strided or misaligned in a way the kernels do not take";
   return "";
 }

@@ -235,24 +235,25 @@ __device__ __forceinline__ void token_gradients(const Sm90BackwardParams& p, con
 }
 
 constexpr int kWeightColumns = 8;  // of the norms' weights that a block sums
-constexpr int kWeightParts = kD / kWeightColumns;
+__host__ __device__ inline int weight_parts(const Sm90BackwardParams& p) { return p.in.K / kWeightColumns; }
 
 // Gradients of the norms' weights over all rows: 32 threads a column. Only the product of both weights matters to the loss, so that one
 // sum of the key pass serves both, times the other weight; where rows were normalised first each has its own.
 __device__ __forceinline__ void sum_weights(const Sm90BackwardParams& p, const Workspace& w, int block, int64_t rows, int64_t next) {
   __shared__ float sums[kWarps][kWeightColumns];
   const bool apart = normalises_first(p.in);
-  const int which = block / kWeightParts;
+  const int64_t K = p.in.K;
+  const int which = block / weight_parts(p);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int column = block % kWeightParts * kWeightColumns + lane % kWeightColumns;
+  const int column = block % weight_parts(p) * kWeightColumns + lane % kWeightColumns;
   constexpr int kStep = kThreads / kWeightColumns;
-  const float* from = w.d_weights + which * rows * kD + column;
+  const float* from = w.d_weights + which * rows * K + column;
   float sum = 0.0F;
 #pragma unroll 16
-  for (int64_t i = threadIdx.x / kWeightColumns; i < rows; i += kStep) sum += from[i * kD];
+  for (int64_t i = threadIdx.x / kWeightColumns; i < rows; i += kStep) sum += from[i * K];
   if (next > 0 && !apart) {
-    for (int64_t i = threadIdx.x / kWeightColumns; i < rows; i += kStep) sum += from[next + i * kD];
+    for (int64_t i = threadIdx.x / kWeightColumns; i < rows; i += kStep) sum += from[next + i * K];
   }
 #pragma unroll
   for (int bit = kWeightColumns; bit < 32; bit *= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, bit);
@@ -348,7 +349,7 @@ __global__ void __launch_bounds__(kThreads, kSections == 1 ? 3 : 2)
     return;
   }
   block -= readout_blocks;
-  const int weight_blocks = (normalises_first(p.in) ? 2 : 1) * kWeightParts;
+  const int weight_blocks = (normalises_first(p.in) ? 2 : 1) * weight_parts(p);
   if (block < weight_blocks) {
     sum_weights(p, w, block, weight_rows, next);
     return;
@@ -361,7 +362,7 @@ __global__ void __launch_bounds__(kThreads, kSections == 1 ? 3 : 2)
 cudaError_t backward_sums(const Sm90BackwardParams& p, cudaStream_t stream) {
   const Workspace w = workspace_of(p);
   const int sections = sm90_sections(p.in.M);
-  const int sums = p.in.H * sections * kM / kStripRows + (normalises_first(p.in) ? 2 : 1) * kWeightParts +
+  const int sums = p.in.H * sections * kM / kStripRows + (normalises_first(p.in) ? 2 : 1) * weight_parts(p) +
                    (p.in.tiles + kTiles - 1) / kTiles * ((p.in.H + kHeads - 1) / kHeads);
   const int64_t next = sections > 1 ? w.bytes / static_cast<int64_t>(sizeof(float)) : 0;
   const auto kernel = sections == 1 ? cyclic_flow_backward_sums_sm90<1> : cyclic_flow_backward_sums_sm90<2>;
@@ -378,7 +379,10 @@ int64_t sm90_backward_workspace(const Sm90BackwardParams& p) {
   return p.in.M > kM ? 2 * bytes + 3 * room_of_gradient(p) : bytes;
 }
 
-const char* sm90_backward_refusal(const Sm90BackwardParams& p) { return sm90_forward_refusal(p.in); }
+const char* sm90_backward_refusal(const Sm90BackwardParams& p) {
+  if (p.in.K != kD || p.in.V != kD) return "heads are not 256 wide";
+  return sm90_forward_refusal(p.in);
+}
 
 cudaError_t sm90_backward(const Sm90BackwardParams& p, cudaStream_t stream) {
   if (sm90_backward_refusal(p) != nullptr || p.in.tiles == 0) return cudaErrorInvalidValue;

@@ -45,15 +45,15 @@ struct Workspace {
   float* crossing[2];   // the part of X(W, dW) that comes from the gradient of the tile's end state
   float* along;         // <Y, dY>, which is <Q, dQ>
   float2* whole;        // [tiles, H, 2, kWholeParts] parts of <S, dS'> and of X(S, dS') / (2 pi / m)
-  bf16* d_scores;       // [T, H, D] dY~ in the first half of each row of d_k
-  bf16* weights;        // [T, H, D] U in the second half
-  bf16* spare;          // [N, H, 2, M, D] dS' at the end of a sequence's last tile, where that is not full
+  bf16* d_scores;       // [T, H, 2 kM] dY~ in the first half of each row: those of d_k, where they have the size, else rows of their own
+  bf16* weights;        // U in the second half
+  bf16* spare;          // [N, H, 2, kM, state_width] dS' at the end of a sequence's last tile, where that is not full
   float* carried;       // dS' at the ends of segments, only where a walk is cut
   float4* d_tables;     // [table blocks, H, quarters, kM * kM / 4] in the order of the threads and their registers
   float* d_units;       // [tiles, H, 2] what dX and dL of each half of a tile were divided by; only with two sections
   float* row_units;     // [H, T] what rows of dX were divided by; only with two sections
   float* d_weights;     // [weight_rows, K] sums of q dq without weights; with normalise_first [2, weight_rows, K] of k and of q
-  bf16* rows[2];        // [T, H, D] normalised k and q, only with normalise_first
+  bf16* rows[2];        // [T, H, K] normalised k and q, only with normalise_first
   int64_t bytes;
   Slots slots;
 };
@@ -108,14 +108,15 @@ inline Workspace workspace_of(const Sm90BackwardParams& p) {
   for (int i = 0; i < 3; ++i) take(w.turned[i], tokens);
   take(w.along, tokens);
   take(w.whole, tiles * 2 * kWholeParts);
-  take(w.spare, has_short_tiles(p) ? static_cast<int64_t>(p.in.N) * p.in.H * 2 * kM * kD : 0);
-  take(w.carried, has_segments(p.in) ? static_cast<int64_t>(segment_places(p.in)) * p.in.H * 2 * kM * kD : 0);
+  take(w.spare, has_short_tiles(p) ? static_cast<int64_t>(p.in.N) * p.in.H * 2 * kM * state_width(p.in) : 0);
+  take(w.carried, has_segments(p.in) ? static_cast<int64_t>(segment_places(p.in)) * p.in.H * 2 * kM * state_width(p.in) : 0);
+  take(w.d_scores, p.in.K < 2 * kM ? tokens * 2 * kM : 0);
   take(w.d_tables, static_cast<int64_t>(table_blocks(p)) * p.in.H * quarters_of_table(p) * kM * kM / 4);
   take(w.d_units, p.in.M > kM ? 2 * tiles : 0);
   take(w.row_units, p.in.M > kM ? tokens : 0);
-  take(w.d_weights, (normalises_first(p.in) ? 2 : 1) * weight_rows(p) * kD);
-  for (bf16*& rows : w.rows) take(rows, normalises_first(p.in) && p.in.section == 0 ? tokens * kD : 0);
-  w.d_scores = static_cast<bf16*>(p.d_k);
+  take(w.d_weights, (normalises_first(p.in) ? 2 : 1) * weight_rows(p) * p.in.K);
+  for (bf16*& rows : w.rows) take(rows, normalises_first(p.in) && p.in.section == 0 ? tokens * p.in.K : 0);
+  if (p.in.K == 2 * kM) w.d_scores = static_cast<bf16*>(p.d_k);
   w.weights = w.d_scores + kM;
   w.bytes = at;
   return w;
@@ -145,8 +146,9 @@ struct StatePlace {
 };
 inline __device__ StatePlace d_state_at(const Sm90BackwardParams& p, const Workspace& w, const Tile& tile, int h, int pass) {
   const int64_t H = p.in.H;
-  if (tile.tokens < kC) return {w.spare + ((tile.sequence * H + h) * 2 + pass) * kM * kD, kD};
-  return {static_cast<bf16*>(pass == kKeys ? p.d_q : p.d_v) + (tile.token * H + h) * kD, H * kD};
+  if (tile.tokens < kC) return {w.spare + ((tile.sequence * H + h) * 2 + pass) * kM * state_width(p.in), state_width(p.in)};
+  const int width = pass == kKeys ? p.in.K : p.in.V;
+  return {static_cast<bf16*>(pass == kKeys ? p.d_q : p.d_v) + (tile.token * H + h) * width, H * width};
 }
 
 // Operands of products in tiles of 128 rows, at a constant distance in bytes from a place in shared memory that is given as its address /

@@ -30,41 +30,41 @@ struct WalkShared {
   alignas(16) float weight[kD];
 };
 
-template <int kParts>
-constexpr int kWalkBytes = WalkShape<kParts>::kBytes + static_cast<int>(sizeof(WalkShared));
-static_assert(kWalkBytes<1> <= 227 * 1024);
+template <typename Shape>
+constexpr int kWalkBytes = Shape::kBytes + static_cast<int>(sizeof(WalkShared));
+static_assert(kWalkBytes<WalkShape<1, 4>> <= 227 * 1024);
 
 // The halves of a walk in its order.
 __device__ __forceinline__ int half_at(const Halves& halves, int step) { return halves.count - 1 - step; }
 
 // Asks for the rows of a stage.
-template <int kParts>
+template <typename Shape>
 __device__ __forceinline__ void load(const WalkParams& params, const Halves& halves, const WalkShare& share, bool keys, int step,
                                      char* wide, char* narrow, WalkShared& s) {
-  using Shape = WalkShape<kParts>;
   constexpr int kNarrowPanels = Shape::kSlots / kPanelColumns;
-  constexpr int kWidePanels = Shape::kSpans * 128 / kPanelColumns;
+  constexpr int kWidePanels = Shape::kSpans * Shape::kNumbers * 2 / kPanelColumns;
   const int stage = step % kStages;
   const int token = halves.token(half_at(halves, step));
   barrier_expect(&s.loaded[stage], (kWidePanels + kNarrowPanels) * kHalf * kRowBytes);
 #pragma unroll
   for (int i = 0; i < kNarrowPanels; ++i) {
     copy_box(shared_address(narrow + stage * Shape::kStageNarrow + i * kHalf * kRowBytes), &params.narrow,
-             share.h * kD + (keys ? 0 : kM) + (share.slots * kNarrowPanels + i) * kPanelColumns, token, &s.loaded[stage]);
+             share.h * 2 * kM + (keys ? 0 : kM) + (share.slots * kNarrowPanels + i) * kPanelColumns, token, &s.loaded[stage]);
   }
 #pragma unroll
   for (int i = 0; i < kWidePanels; ++i) {
     const int panel = share.span * kWidePanels + i;
-    copy_box(shared_address(wide + stage * kStageBytes + panel * kHalf * kRowBytes), keys ? &params.q : &params.grad_o,
-             share.h * kD + panel * kPanelColumns, token, &s.loaded[stage]);
+    copy_box(shared_address(wide + stage * Shape::kStageBytes + panel * kHalf * kRowBytes), keys ? &params.q : &params.grad_o,
+             share.h * Shape::kWidth + panel * kPanelColumns, token, &s.loaded[stage]);
   }
 }
 
 // Fills a producer's share of the stages: the decay from the tile's start goes on the narrow rows.
-template <int kProducers, int kParts>
+template <typename Shape>
 __device__ __forceinline__ void produce(const WalkParams& params, const Halves& halves, const WalkShare& share, bool keys, int before,
                                         char* wide, char* narrow, WalkShared& s) {
-  constexpr int kPieces = WalkShape<kParts>::kSlots / 8;  // of a row; a thread has half of them
+  constexpr int kProducers = Shape::kProducers;
+  constexpr int kPieces = Shape::kSlots / 8;  // of a row; a thread has half of them
   const Sm90ForwardParams& p = params.p.in;
   const float2* gate = params.w.gate + share.h * p.T;
   const int thread = threadIdx.x % 128;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void produce(const WalkParams& params, const Halves& 
   const int own = threadIdx.x / 128;
   if (thread == 0) {
     for (int step = own; step < min(halves.count, kStages); step += kProducers) {
-      load<kParts>(params, halves, share, keys, step, wide, narrow, s);
+      load<Shape>(params, halves, share, keys, step, wide, narrow, s);
     }
   }
   struct Gates {
@@ -97,7 +97,7 @@ __device__ __forceinline__ void produce(const WalkParams& params, const Halves& 
     asm volatile("" : "+f"(factor)::"memory");  // the next loads come after: a wait for the last ones would be a wait for them too
     now = fetch(step + kProducers);
     wait_loaded<kProducers>(s, stage, parity_of(step, before));
-    char* rows = narrow + stage * WalkShape<kParts>::kStageNarrow;
+    char* rows = narrow + stage * Shape::kStageNarrow;
 #pragma unroll 4
     for (int piece = piece0; piece < piece0 + kPieces / 2; ++piece) {
       uint4* at = reinterpret_cast<uint4*>(rows + piece_offset(kHalf, row, piece));
@@ -110,14 +110,14 @@ __device__ __forceinline__ void produce(const WalkParams& params, const Halves& 
       }
       *at = x;
     }
-    if (real < kHalf) clear_rows(wide + stage * kStageBytes, real);
+    if (real < kHalf) clear_rows<Shape::kWidth>(wide + stage * Shape::kStageBytes, real);
     if (thread == 0) s.whole[stage] = whole;
     fence_async_proxy();
     barrier_arrive(&s.full[stage]);
     // Where a part of the state is held, producers have the time to wait until the stage is free again; else the holders ask.
-    if (kParts > 1 && thread == 0 && step + kStages < halves.count) {
+    if (Shape::kParts > 1 && thread == 0 && step + kStages < halves.count) {
       barrier_wait(&s.empty[stage], parity_of(step, before));
-      load<kParts>(params, halves, share, keys, step + kStages, wide, narrow, s);
+      load<Shape>(params, halves, share, keys, step + kStages, wide, narrow, s);
     }
     __syncwarp();
   }
@@ -130,19 +130,20 @@ __device__ __forceinline__ StatePlace place_of_tile(const Sm90BackwardParams& p,
   return d_state_at(p, w, {token, min(kC, halves.end - token), n}, h, keys ? kKeys : kValues);
 }
 
-template <bool kLocal, int kParts>
+template <bool kLocal, typename Shape>
 __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_sm90(const __grid_constant__ WalkParams params) {
-  using Shape = WalkShape<kParts>;
+  constexpr int kParts = Shape::kParts;
+  constexpr int N = Shape::kNumbers;
   constexpr int kFirstHolder = Shape::kProducers * 128;
   extern __shared__ __align__(1024) char wide[];
   const Sm90BackwardParams& p = params.p;
   const Workspace& w = params.w;
-  char* narrow = wide + kStages * kStageBytes;
+  char* narrow = wide + kStages * Shape::kStageBytes;
   char* corners = wide + Shape::kStagesBytes;
   WalkShared& s = *reinterpret_cast<WalkShared*>(wide + Shape::kBytes);
   const int passes = params.plan.passes;
   {
-    const Walk walk = walk_at(p.in, WalkShare::of_block<kParts>(passes, p.in.H).place);
+    const Walk walk = walk_at(p.in, WalkShare::of_block<kParts>(params.plan, p.in.H).place);
     if (walk.segment >= walk.segments || (kLocal && walk.segment == 0)) return;
     if (threadIdx.x == 0) {
       const Halves halves(p.in, walk);
@@ -162,10 +163,10 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
     if constexpr (kParts == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
     if constexpr (kParts > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
     const Halves halves(s.walk);
-    const WalkShare share = WalkShare::of_block<kParts>(passes, p.in.H);
+    const WalkShare share = WalkShare::of_block<kParts>(params.plan, p.in.H);
 #pragma unroll 1
     for (int pass = 0; pass < passes; ++pass) {
-      produce<Shape::kProducers, kParts>(params, halves, share, share.keys(pass), pass * halves.count, wide, narrow, s);
+      produce<Shape>(params, halves, share, share.keys(pass), pass * halves.count, wide, narrow, s);
       named_barrier(kBlockBarrier, kWalkThreads);
     }
   } else {
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
     if constexpr (kParts > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const Halves halves(s.walk);
     const Walk walk = {s.walk[0], s.walk[1], s.walk[2], s.walk[3], halves.count / 2};
-    const WalkShare share = WalkShare::of_block<kParts>(passes, p.in.H);
+    const WalkShare share = WalkShare::of_block<kParts>(params.plan, p.in.H);
     const int H = p.in.H;
     const int h = share.h;
     const int thread = static_cast<int>(threadIdx.x) - kFirstHolder;
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
     const int warp = of_state / 32;  // of those of a state
     const int lane = thread % 32;
     const auto carried = [&](int of_place, bool keys) {
-      return w.carried + ((static_cast<int64_t>(of_place) * H + h) * 2 + (keys ? kKeys : kValues)) * kM * kD +
+      return w.carried + ((static_cast<int64_t>(of_place) * H + h) * 2 + (keys ? kKeys : kValues)) * kM * state_width(p.in) +
              share.span * 64 * kStateThreads + of_state;
     };
 #pragma unroll 1
@@ -191,10 +192,10 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
       const bool last = walk.segment + 1 == walk.segments;
       const int column = share.span * 128 + holder_column(of_state);
       const int slot = holder_slot(of_state);
-      const int64_t mine = given_state(p.in, s.walk[0], h, keys) + (keys ? column * p.in.M + slot : slot * kD + column);
-      float state[Shape::kSpans][64];
+      const int64_t mine = given_state(p.in, s.walk[0], h, keys) + (keys ? column * p.in.M + slot : slot * Shape::kWidth + column);
+      float state[Shape::kSpans][N];
       const float* given = !last ? nullptr : keys ? p.grad_final_k : p.grad_final_v;
-      get_state(state, !kLocal && !last ? carried(share.place + 1, keys) : nullptr, given != nullptr ? given + mine : nullptr, keys, slot,
+      get_state<Shape::kWidth>(state, !kLocal && !last ? carried(share.place + 1, keys) : nullptr, given != nullptr ? given + mine : nullptr, keys, slot,
                 p.in);
 
 #pragma unroll 1
@@ -214,14 +215,14 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
         if (new_tile) {
           const float kept = s.whole[stage];
 #pragma unroll
-          for (int i = 0; i < Shape::kSpans * 64; ++i) state[i / 64][i % 64] *= kept;
+          for (int i = 0; i < Shape::kSpans * N; ++i) state[i / N][i % N] *= kept;
         }
         multiply_stage(state, narrow + stage * Shape::kStageNarrow,
-                       wide + stage * kStageBytes + share.span * 128 / kPanelColumns * kHalf * kRowBytes, group);
+                       wide + stage * Shape::kStageBytes + share.span * 128 / kPanelColumns * kHalf * kRowBytes, group);
         // While that is under way: what comes where all have done with the stage before.
         if (kParts == 1 && thread == 0 && step > 0 && step - 1 + kStages < halves.count) {
           barrier_wait(&s.empty[(step - 1) % kStages], parity_of(step - 1, pass * halves.count));
-          load<kParts>(params, halves, share, keys, step - 1 + kStages, wide, narrow, s);
+          load<Shape>(params, halves, share, keys, step - 1 + kStages, wide, narrow, s);
         }
         wgmma_wait<0>();
         if (lane == 0) barrier_arrive(&s.empty[stage]);
@@ -231,11 +232,11 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
         carry_state(state, carried(share.place, keys));
       } else if (walk.segment == 0 && p.d_initial_v != nullptr) {
         named_barrier(kHoldersBarrier, Shape::kHolders);
-        for (int i = thread; i < kD; i += Shape::kHolders) {
+        for (int i = thread; i < Shape::kWidth; i += Shape::kHolders) {
           s.weight[i] = keys && p.in.q_norm_weight != nullptr ? p.in.q_norm_weight[i] : 1.0F;
         }
-        put_state<kParts>(state, keys, share, s.weight, reinterpret_cast<float*>(wide),
-                          (keys ? p.d_initial_k : p.d_initial_v) + given_state(p.in, s.walk[0], h, keys), p.in);
+        put_state<Shape>(state, keys, share, s.weight, reinterpret_cast<float*>(wide),
+                         (keys ? p.d_initial_k : p.d_initial_v) + given_state(p.in, s.walk[0], h, keys), p.in);
       }
       fence_async_proxy();  // what comes next into the stages comes by copies
       named_barrier(kBlockBarrier, kWalkThreads);
@@ -249,14 +250,18 @@ __global__ void __launch_bounds__(kCombineThreads)
 }
 
 template <bool kLocal>
-cudaError_t launch(const WalkParams& params, cudaStream_t stream) {
-  return with_parts(params.plan.parts, [&](auto parts) {
-    constexpr int kParts = decltype(parts)::value;
-    const auto kernel = &cyclic_flow_backward_states_sm90<kLocal, kParts>;
-    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWalkBytes<kParts>);
-    if (status != cudaSuccess) return status;
-    kernel<<<blocks_of(params.plan, params.p.in), kWalkThreads, kWalkBytes<kParts>, stream>>>(params);
-    return cudaGetLastError();
+cudaError_t launch(WalkParams params, cudaStream_t stream) {
+  return for_widths(params.p.in, [&](int panels, int only) {
+    const cudaError_t planned = plan_walks(params.p.in, panels, only, params.plan);
+    if (planned != cudaSuccess) return planned;
+    return with_shape(params.plan.parts, panels, [&](auto shape) {
+      using Shape = decltype(shape);
+      const auto kernel = &cyclic_flow_backward_states_sm90<kLocal, Shape>;
+      const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWalkBytes<Shape>);
+      if (status != cudaSuccess) return status;
+      kernel<<<blocks_of(params.plan, params.p.in), kWalkThreads, kWalkBytes<Shape>, stream>>>(params);
+      return cudaGetLastError();
+    });
   });
 }
 
@@ -264,17 +269,16 @@ cudaError_t launch(const WalkParams& params, cudaStream_t stream) {
 
 cudaError_t backward_states(const Sm90BackwardParams& p, cudaStream_t stream) {
   WalkParams params = {p, workspace_of(p), {}, {}, {}, {}};
-  const int64_t width = static_cast<int64_t>(p.in.H) * kD;
-  cudaError_t status = plan_walks(p.in, params.plan);
-  if (status == cudaSuccess) status = make_tensor_map(params.q, p.in.q, p.in.T, width, p.in.q_stride, kHalf);
-  if (status == cudaSuccess) status = make_tensor_map(params.grad_o, p.grad_o, p.in.T, width, width, kHalf);
-  if (status == cudaSuccess) status = make_tensor_map(params.narrow, p.d_k, p.in.T, width, width, kHalf);
+  const int64_t H = p.in.H;
+  cudaError_t status = make_tensor_map(params.q, p.in.q, p.in.T, H * p.in.K, p.in.q_stride, kHalf);
+  if (status == cudaSuccess) status = make_tensor_map(params.grad_o, p.grad_o, p.in.T, H * p.in.V, H * p.in.V, kHalf);
+  if (status == cudaSuccess) status = make_tensor_map(params.narrow, params.w.d_scores, p.in.T, H * 2 * kM, H * 2 * kM, kHalf);
   if (status != cudaSuccess) return status;
   if (has_segments(p.in)) {
     status = launch<true>(params, stream);
     if (status != cudaSuccess) return status;
-    cyclic_flow_backward_combine_sm90<<<dim3(p.in.N * p.in.H * 2, kM * kD / 4 / kCombineThreads), kCombineThreads, 0, stream>>>(
-        p.in, params.w.gate, params.w.carried);
+    const dim3 blocks(p.in.N * p.in.H * 2, kM * state_width(p.in) / 4 / kCombineThreads);
+    cyclic_flow_backward_combine_sm90<<<blocks, kCombineThreads, 0, stream>>>(p.in, params.w.gate, params.w.carried);
   }
   return launch<false>(params, stream);
 }

@@ -30,21 +30,23 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// <S, dS'> and X(S, dS') / (2 pi / m) of 16 slots and 128 columns by a warp, as the diagonal of dS' S^T and what lies beside it. A lane has
+// <S, dS'> and X(S, dS') / (2 pi / m) of 16 slots and 128 columns, or 64, by a warp, as the diagonal of dS' S^T and what lies beside it. A lane has
 // eight columns of every 32 of two rows, from `state` and `d_state` on: which of the columns they are is all the same to the product.
-__device__ __forceinline__ float2 sum_through(const bf16* state, const bf16* d_state, int stride, const float* weight, int first_pair) {
-  uint4 x[4][2], y[4][2];
+template <int kPieces>
+__device__ __forceinline__ float2 sum_through(const bf16* state, int state_stride, const bf16* d_state, int stride, const float* weight,
+                                              int first_pair) {
+  uint4 x[kPieces][2], y[kPieces][2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kPieces; ++i) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      y[i][r] = __ldcs(reinterpret_cast<const uint4*>(state + 8 * r * kD + 32 * i));
+      y[i][r] = __ldcs(reinterpret_cast<const uint4*>(state + 8 * r * state_stride + 32 * i));
       x[i][r] = __ldcg(reinterpret_cast<const uint4*>(d_state + 8 * r * stride + 32 * i));  // the passes read it next
     }
   }
   float upper[4] = {}, lower[4] = {};  // slots of S: the first eight, and the others
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < kPieces; ++i) {
     uint32_t a[2][4] = {{x[i][0].x, x[i][1].x, x[i][0].y, x[i][1].y}, {x[i][0].z, x[i][1].z, x[i][0].w, x[i][1].w}};
     if (weight != nullptr) {
 #pragma unroll
@@ -76,11 +78,13 @@ __device__ __forceinline__ float2 sum_through(const bf16* state, const bf16* d_s
   return sum;
 }
 
+// kWide: keys and values have 256 columns.
+template <bool kWide>
 __global__ void __launch_bounds__(kThreads, 2)
     cyclic_flow_backward_through_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
   __shared__ float weight[kD];
   static_assert(kThreads == kD);
-  weight[threadIdx.x] = w.weight[threadIdx.x];
+  if (kWide || threadIdx.x < p.in.K) weight[threadIdx.x] = w.weight[threadIdx.x];
   __syncthreads();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -102,12 +106,22 @@ __global__ void __launch_bounds__(kThreads, 2)
       const int pass = static_cast<int>(item % 2);
       const StatePlace place = d_state_at(p, w, p.in.tile[item / 2 / p.in.H], h, pass);
       const int row = 16 * warp + lane / 4;
-#pragma unroll
+      const int width = kWide ? kD : pass == kKeys ? p.in.K : p.in.V;
+      const int state_stride = kWide ? kD : state_width(p.in);
+#pragma unroll(kWide ? 2 : 1)
       for (int span = 0; span < 2; ++span) {
         const int column = 128 * span + 8 * (lane % 4);
-        const float2 sum =
-            sum_through(w.states + (item * kM + row) * kD + column, place.at + row * place.stride + column, static_cast<int>(place.stride),
-                        pass == kKeys ? weight + column : nullptr, w.slots.first_pair + 8 * warp);
+        const auto sum_of = [&](auto panels) {
+          return sum_through<2 * decltype(panels)::value>(w.states + (item * kM + row) * state_stride + column, state_stride,
+                                                          place.at + row * place.stride + column, static_cast<int>(place.stride),
+                                                          pass == kKeys ? weight + column : nullptr, w.slots.first_pair + 8 * warp);
+        };
+        float2 sum = make_float2(0.0F, 0.0F);
+        if (kWide || width >= 128 * (span + 1)) {
+          sum = sum_of(Panels<2>());
+        } else if (width > 128 * span) {
+          sum = sum_of(Panels<1>());
+        }
         if (lane == 0) w.whole[item * kWholeParts + 2 * warp + span] = sum;
       }
     }
@@ -118,7 +132,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 cudaError_t backward_through(const Sm90BackwardParams& p, cudaStream_t stream) {
   const int64_t items = static_cast<int64_t>(p.in.tiles) * p.in.H * 2;
-  cyclic_flow_backward_through_sm90<<<static_cast<int>(items < kBlocks ? items : kBlocks), kThreads, 0, stream>>>(p, workspace_of(p));
+  const auto kernel = p.in.K == kD && p.in.V == kD ? &cyclic_flow_backward_through_sm90<true> : &cyclic_flow_backward_through_sm90<false>;
+  kernel<<<static_cast<int>(items < kBlocks ? items : kBlocks), kThreads, 0, stream>>>(p, workspace_of(p));
   return cudaGetLastError();
 }
 

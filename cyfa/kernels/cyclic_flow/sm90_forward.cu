@@ -8,19 +8,24 @@
 // Overwrites o, the final states and the workspace.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "cyfa/kernels/cyclic_flow/sm90_parts.cuh"
 
 namespace cyfa::cyclic_flow {
 
-Sm90KeptBytes sm90_kept_bytes(int64_t T, int64_t H, int64_t tiles, int64_t M) {
+Sm90KeptBytes sm90_kept_bytes(int64_t T, int64_t H, int64_t K, int64_t V, int64_t tiles, int64_t M) {
   const int64_t P = sm90_filled_slots(M);
-  return {T * H * 20, (tiles * H * 2 + 1) * P * kD * 2, H * P * P * 2 + (H + kD) * 4, T * H * P * 2};
+  return {T * H * 20, (tiles * H * 2 + 1) * P * std::max(K, V) * 2, H * P * P * 2 + (H + K) * 4, T * H * P * 2};
 }
 
 int64_t sm90_forward_workspace(const Sm90ForwardParams& p) { return workspace_of(p).bytes; }
 
 const char* sm90_forward_refusal(const Sm90ForwardParams& p) {
-  if (p.K != kD || p.V != kD) return "head sizes other than 256 have no sm90 kernel yet";
+  for (const int width : {p.K, p.V}) {
+    if (width != kD && width != kD / 2 && width != kD / 4) return "heads are not 64, 128 or 256 wide";
+    if (width != kD && p.M > kM) return "more than 128 slots want heads of 256 columns";
+  }
   if (p.M < kLeastSlots || p.M > 2 * kM || p.M % 4 != 0) return "M (num_slots) is not a multiple of 4 from 64 to 256";
   if (p.T > INT32_MAX - kC) return "the sm90 kernels count tokens in 31 bits";
   return nullptr;

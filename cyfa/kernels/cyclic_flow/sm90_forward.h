@@ -19,7 +19,7 @@ constexpr int kTileTokens = 128;
 // What forward finds on its way and backward needs: device memory of the caller. Sizes in bytes from sm90_kept_bytes.
 struct Sm90Kept {
   void* tokens = nullptr;  // clocks, sums of gates, rates of k and q
-  void* states = nullptr;  // [sections, tiles, H, 2, 128, D] bf16 at tile starts
+  void* states = nullptr;  // [sections, tiles, H, 2, 128, max(K, V)] bf16 at tile starts
   void* tables = nullptr;  // the readout table in half precision, the norms' weights
   void* scores = nullptr;  // [T, H, P] half precision; null where no backward will follow
 };
@@ -66,7 +66,7 @@ struct Sm90ForwardParams {
 };
 
 // `tiles` may be more than there are.
-Sm90KeptBytes sm90_kept_bytes(int64_t T, int64_t H, int64_t tiles, int64_t M);
+Sm90KeptBytes sm90_kept_bytes(int64_t T, int64_t H, int64_t K, int64_t V, int64_t tiles, int64_t M);
 int64_t sm90_forward_workspace(const Sm90ForwardParams& p);
 const char* sm90_forward_refusal(const Sm90ForwardParams& p);
 cudaError_t sm90_forward(const Sm90ForwardParams& p, cudaStream_t stream);

@@ -6,7 +6,8 @@
 // Shared memory, 227 KB:
 //   ring    10 panels of [128 rows, 64 columns]; a tile takes 20, each place twice: q, k, key state for each quarter of the columns (12
 //   panels),
-//           then the value state (4), then v (4). What the next tile needs is on its way while this one reads out.
+//           then the value state (4), then v (4). What the next tile needs is on its way while this one reads out. Narrower heads
+//           have fewer panels, and a place each where there are enough.
 //   table   the readout table of the head in half precision, there throughout
 //   writes  the tile's write vectors, and per token its gate and decay factors
 #include <cuda_runtime.h>
@@ -23,19 +24,37 @@ using namespace hopper;
 
 constexpr int kThreads = 384;
 constexpr int kConsumerWarps = 8;
-constexpr int kPanels = kD / kPanelColumns;
 constexpr int kPlaces = 10;
 
 // What a launch does: all stages, with 128 slots or with fewer; or, of one of two sections, stages 1 and 2 up to the rotated scores
 // (sm90_forward_sections.cu has the rest).
 enum class Work { kAllSlots, kFewerSlots, kScores };
 
-// Panels of a tile and places of the ring: two of each place's, so that a barrier's parity is known from the item.
-template <Work kWork>
-constexpr int kItemsOf = kWork == Work::kScores ? 3 * kPanels : 5 * kPanels;
-template <Work kWork>
-constexpr int kPlacesOf = kItemsOf<kWork> / 2;
-static_assert(kPlacesOf<Work::kAllSlots> == kPlaces);
+// Panels of a tile and their places in the ring. A place serves one panel of a tile, or two, and then a barrier's parity is known from the
+// item. Panels of the value state, and of v, lie side by side; v has the places of what the scores are made from.
+template <Work kWorkOf, int kKeyPanelsOf, int kValuePanelsOf>
+struct Ring {
+  static constexpr Work kWork = kWorkOf;
+  static constexpr int kKeyPanels = kKeyPanelsOf;
+  static constexpr int kValuePanels = kValuePanelsOf;
+  static constexpr int kState = 3 * kKeyPanels;  // first items of the value state and of v
+  static constexpr int kValues = kState + kValuePanels;
+  static constexpr int kItems = kWork == Work::kScores ? kState : kValues + kValuePanels;
+  static constexpr bool kShort = kKeyPanels == 1 && kValuePanels == 4;  // v outnumbers what its places are from
+  static constexpr int kCount = kItems <= kPlaces ? kItems : kKeyPanels == 2 ? kPlaces : kItems / 2;
+
+  static __host__ __device__ constexpr int place(int item) {
+    if (kShort) return item < kState ? item : item < kValues ? item + 1 : item - kValues;
+    return item % kCount;
+  }
+  // Parity of the item's barrier, in a tile of the given parity.
+  static __host__ __device__ constexpr int parity(int item, int of_tile) {
+    if (kShort) return place(item) < kState ? (item < kState ? 0 : 1) : of_tile;
+    if (kItems % kCount == 0 && kItems > kCount) return item / kCount;
+    return place(item) + kCount < kItems ? item / kCount : of_tile;
+  }
+};
+static_assert(Ring<Work::kAllSlots, 4, 4>::kCount == kPlaces);
 
 struct OutputsParams {
   Sm90ForwardParams p;
@@ -57,44 +76,46 @@ static_assert(sizeof(Shared) <= 227 * 1024);
 constexpr int kTable = offsetof(Shared, table);
 constexpr int kWrites = offsetof(Shared, writes);
 
-template <Work kWork>
+template <typename Ring>
 __device__ __forceinline__ char* place_of(Shared& s, int item) {
-  return s.ring + item % kPlacesOf<kWork> * kPanelBytes;
+  return s.ring + Ring::place(item) * kPanelBytes;
 }
-template <Work kWork>
-__device__ __forceinline__ void wait_for(Shared& s, int item) {
-  barrier_wait(&s.full[item % kPlacesOf<kWork>], item / kPlacesOf<kWork>);
+template <typename Ring>
+__device__ __forceinline__ void wait_for(Shared& s, int item, int parity_of_tile) {
+  barrier_wait(&s.full[Ring::place(item)], Ring::parity(item, parity_of_tile));
 }
-template <Work kWork>
+template <typename Ring>
 __device__ __forceinline__ void release(Shared& s, int item) {
-  if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[item % kPlacesOf<kWork>]);
+  if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[Ring::place(item)]);
 }
 
 // All copies of the block's tiles, in the order in which they are used.
-template <Work kWork>
+template <typename Ring>
 __device__ __forceinline__ void feed_copies(const OutputsParams& params, Shared& s, const Share& share) {
   const Sm90ForwardParams& p = params.p;
   const int h = share.h;
-  if (kWork != Work::kScores) {
+  if (Ring::kWork != Work::kScores) {
     barrier_expect(&s.table_full, kM * kM * 2);
     for (int panel = 0; panel < kM / kPanelColumns; ++panel) {
       copy_box(shared_address(s.table + panel * kPanelBytes), &params.table, panel * kPanelColumns, h * kM, &s.table_full);
     }
   }
-  for (int t = share.last; t >= 0; t -= share.step) {
+  int parity = 0;
+  for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) {
     const int token = static_cast<int>(p.tile[t].token);
     const int key_state = state_row(p, t, h, 0);
     const int value_state = state_row(p, t, h, 1);
-    for (int item = 0; item < kItemsOf<kWork>; ++item) {
-      const bool keys = item < 3 * kPanels;
-      const int panel = keys ? item / 3 : item % kPanels;
-      const int kind = keys ? item % 3 : item < 4 * kPanels ? 3 : 4;
+    for (int item = 0; item < Ring::kItems; ++item) {
+      const bool keys = item < Ring::kState;
+      const int panel = keys ? item / 3 : (item - Ring::kState) % Ring::kValuePanels;
+      const int kind = keys ? item % 3 : item < Ring::kValues ? 3 : 4;
       const CUtensorMap* map = kind == 0 ? &params.q : kind == 1 ? &params.k : kind == 4 ? &params.v : &params.states;
       const bool is_state = kind == 2 || kind == 3;
-      const int place = item % kPlacesOf<kWork>;
-      barrier_wait(&s.empty[place], 1 - item / kPlacesOf<kWork>);
+      const int place = Ring::place(item);
+      barrier_wait(&s.empty[place], 1 - Ring::parity(item, parity));
       barrier_expect(&s.full[place], kPanelBytes);
-      copy_box(shared_address(place_of<kWork>(s, item)), map, (is_state ? 0 : h * kD) + panel * kPanelColumns,
+      const int panels = keys ? Ring::kKeyPanels : Ring::kValuePanels;
+      copy_box(shared_address(place_of<Ring>(s, item)), map, ((is_state ? 0 : h * panels) + panel) * kPanelColumns,
                kind == 2   ? key_state
                : kind == 3 ? value_state
                            : token,
@@ -191,14 +212,17 @@ __device__ __forceinline__ void softmax_and_pack(float (&d)[64], float unit, int
 
 // One half of a tile: the 64 tokens of which the warp's are strip .. strip + 15. The code is one run of some 3,000 instructions for both
 // halves and rolled where it can be: twice as long, it waited for instructions a third of the time.
-template <Work kWork>
+template <typename Ring>
 __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, const Workspace& w, Shared& s, int strip, int h, int parity,
                                                 float unit) {
+  constexpr Work kWork = Ring::kWork;
+  constexpr int kKeyWidth = Ring::kKeyPanels * kPanelColumns;
   const int lane = threadIdx.x % 32;
   const int row = strip + lane / 4;  // and row + 8
   uint32_t base = shared_address(&s) >> 4;
   asm volatile("" : "+r"(base));  // else the operands' descriptors are kept from tile to tile, and registers run out
-  const auto place = [](int item) { return item % kPlacesOf<kWork> * kPanelBytes; };
+  const auto place = [](int item) { return Ring::place(item) * kPanelBytes; };
+  const auto wait = [&](int item) { wait_for<Ring>(s, item, parity); };
   uint32_t a[8][4];
   float pairs[64] = {};
   float scores[64] = {};
@@ -211,12 +235,12 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
     const int q_row = strip + lane % 16;
     uint32_t crossed[4][4];  // q times the weights of both norms: meets keys as they came, and their states
 #pragma unroll 1
-    for (int panel = 0; panel < kPanels; ++panel) {
+    for (int panel = 0; panel < Ring::kKeyPanels; ++panel) {
       const int item = 3 * panel;
       const uint32_t at_q = (base << 4) + place(item) + q_row * kRowBytes;
       const uint32_t at_k = base + (place(item + 1) >> 4);
       const uint32_t at_s = base + (place(item + 2) >> 4);
-      wait_for<kWork>(s, item);
+      wait(item);
 #pragma unroll
       for (int kk = 0; kk < 4; ++kk) {
         load_blocks(crossed[kk], at_q + (((2 * kk + lane / 16) ^ (q_row & 7)) << 4));
@@ -230,9 +254,9 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
         }
       }
       __syncwarp();
-      release<kWork>(s, item);
-      wait_for<kWork>(s, item + 1);
-      wait_for<kWork>(s, item + 2);
+      release<Ring>(s, item);
+      wait(item + 1);
+      wait(item + 2);
       settle(crossed);
       wgmma_fence();
 #pragma unroll
@@ -241,8 +265,8 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
       for (int kk = 0; kk < 4; ++kk) wgmma<0>(scores, crossed[kk], along_columns_128(at_s, 0, 16 * kk), 1);
       wgmma_commit();
       wgmma_wait<0>();
-      release<kWork>(s, item + 1);
-      release<kWork>(s, item + 2);
+      release<Ring>(s, item + 1);
+      release<Ring>(s, item + 2);
     }
 #pragma unroll
     for (int lanes = 1; lanes < 4; lanes *= 2) {
@@ -250,8 +274,8 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
       squares8 += __shfl_xor_sync(0xFFFFFFFF, squares8, lanes);
     }
     const bool norm = p.q_norm_weight != nullptr;
-    rate0 = norm ? rsqrtf(squares0 / kD + p.norm_eps) : 1.0F;
-    rate8 = norm ? rsqrtf(squares8 / kD + p.norm_eps) : 1.0F;
+    rate0 = norm ? rsqrtf(squares0 / kKeyWidth + p.norm_eps) : 1.0F;
+    rate8 = norm ? rsqrtf(squares8 / kKeyWidth + p.norm_eps) : 1.0F;
   }
   barrier_wait(&s.tokens_full, parity);
   const int token = s.tokens.token;
@@ -316,10 +340,13 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   uint32_t started[8][4];
   unrotate_and_pack(mixed, turned, __fdividef(unit, sum0), __fdividef(unit, sum8), start(row), start(row + 8), a, started);
 
-  // Stages 4 and 5: the outputs, 128 columns at a time.
-  constexpr int kState = 3 * kPanels;
-  constexpr int kValues = 4 * kPanels;
-  float o[2][64];
+  // Stages 4 and 5: the outputs, 128 columns at a time, or 64 where there are no more.
+  constexpr int kState = Ring::kState;
+  constexpr int kValues = Ring::kValues;
+  constexpr int kPanels = Ring::kValuePanels;
+  constexpr int kWidth = kPanels * kPanelColumns;
+  constexpr int kSpans = kPanels == 4 ? 2 : 1;
+  float o[kSpans][kPanels == 1 ? 32 : 64];
   float between[64];
   settle(a);
   settle(started);
@@ -327,8 +354,8 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
 #pragma unroll
   for (int kk = 0; kk < kM / 16; ++kk) wgmma_half<0>(between, a[kk], along_columns_128(base, kWrites, 16 * kk), kk > 0);
   wgmma_commit();
-  wait_for<kWork>(s, kState);
-  wait_for<kWork>(s, kState + 1);
+  wait(kState);
+  if constexpr (kPanels > 1) wait(kState + 1);
   wgmma_fence();
 #pragma unroll
   for (int kk = 0; kk < kM / 16; ++kk) wgmma<1>(o[0], started[kk], along_rows_128(base, place(kState), 16 * kk), kk > 0);
@@ -338,20 +365,23 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   settle(a);
   __syncwarp();
   if (lane == 0) barrier_arrive(&s.tokens_empty);
-  wait_for<kWork>(s, kState + 2);
-  wait_for<kWork>(s, kState + 3);
-  wgmma_fence();
+  if constexpr (kSpans == 2) {
+    wait(kState + 2);
+    wait(kState + 3);
+    wgmma_fence();
 #pragma unroll
-  for (int kk = 0; kk < kM / 16; ++kk) wgmma<1>(o[1], started[kk], along_rows_128(base, place(kState + 2), 16 * kk), kk > 0);
-  wgmma_commit();
+    for (int kk = 0; kk < kM / 16; ++kk) wgmma<1>(o[1], started[kk], along_rows_128(base, place(kState + 2), 16 * kk), kk > 0);
+    wgmma_commit();
+  }
 #pragma unroll
-  for (int i = 0; i < kPanels; ++i) wait_for<kWork>(s, kValues + i);
+  for (int i = 0; i < kPanels; ++i) wait(kValues + i);
   if (tokens < kC) {
     // Rows past the tile's end hold another sequence's values; their weights are zero, but zero times infinity is not. All have read the
     // queries that were there.
     named_barrier(3, 256);
-    for (int i = tokens * (kD / 8) + threadIdx.x % 128; i < kC * (kD / 8); i += 128) {
-      *reinterpret_cast<uint4*>(place_of<kWork>(s, kValues) + piece_offset(kC, i / (kD / 8), i % (kD / 8))) = make_uint4(0, 0, 0, 0);
+    for (int i = tokens * (kWidth / 8) + threadIdx.x % 128; i < kC * (kWidth / 8); i += 128) {
+      *reinterpret_cast<uint4*>(place_of<Ring>(s, kValues) + piece_offset(kC, i / (kWidth / 8), i % (kWidth / 8))) =
+          make_uint4(0, 0, 0, 0);
     }
     fence_async_proxy();
     named_barrier(3, 256);
@@ -360,28 +390,32 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
 #pragma unroll
   for (int kk = 0; kk < kC / 16; ++kk) wgmma<1>(o[0], a[kk], along_rows_128(base, place(kValues), 16 * kk), 1);
   wgmma_commit();
+  if constexpr (kSpans == 2) {
 #pragma unroll
-  for (int kk = 0; kk < kC / 16; ++kk) wgmma<1>(o[1], a[kk], along_rows_128(base, place(kValues + 2), 16 * kk), 1);
-  wgmma_commit();
-  wgmma_wait<1>();
+    for (int kk = 0; kk < kC / 16; ++kk) wgmma<1>(o[1], a[kk], along_rows_128(base, place(kValues + 2), 16 * kk), 1);
+    wgmma_commit();
+  }
+  wgmma_wait<kSpans - 1>();
 #pragma unroll
-  for (int i = 0; i < 6; ++i) release<kWork>(s, kState + i);
-  bf16* to = static_cast<bf16*>(p.o) + (static_cast<int64_t>(token + strip) * p.H + h) * kD;
-  const int stride = p.H * kD;
+  for (int i = 0; i < kPanels + (kPanels == 1 ? 1 : 2); ++i) release<Ring>(s, kState + i);
+  bf16* to = static_cast<bf16*>(p.o) + (static_cast<int64_t>(token + strip) * p.H + h) * kWidth;
+  const int stride = p.H * kWidth;
   store_rows(o[0], to, stride, tokens - strip);
-  wgmma_wait<0>();
-  release<kWork>(s, kValues + 2);
-  release<kWork>(s, kValues + 3);
-  store_rows(o[1], to + 128, stride, tokens - strip);
+  if constexpr (kSpans == 2) {
+    wgmma_wait<0>();
+    release<Ring>(s, kValues + 2);
+    release<Ring>(s, kValues + 3);
+    store_rows(o[1], to + 128, stride, tokens - strip);
+  }
 }
 
-template <Work kWork>
+template <typename Ring>
 __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_outputs_sm90(const __grid_constant__ OutputsParams params) {
   extern __shared__ __align__(1024) char raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
   const Sm90ForwardParams& p = params.p;
   const Workspace& w = params.w;
-  if (threadIdx.x < kD) s.weight[threadIdx.x] = w.weight[threadIdx.x];
+  if (threadIdx.x < Ring::kKeyPanels * kPanelColumns) s.weight[threadIdx.x] = w.weight[threadIdx.x];
   if (threadIdx.x == 0) {
     for (int i = 0; i < kPlaces; ++i) {
       barrier_init(&s.full[i], 1);
@@ -398,7 +432,7 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_outputs_sm90(
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     const Share share(p);
     if (threadIdx.x == 0) {
-      feed_copies<kWork>(params, s, share);
+      feed_copies<Ring>(params, s, share);
     } else if (threadIdx.x >= 32) {
       feed_tokens<true>(p, w, s, share);
     }
@@ -406,11 +440,24 @@ __global__ void __launch_bounds__(kThreads, 1) cyclic_flow_forward_outputs_sm90(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     const Share share(p);
     const float unit = w.table_unit[share.h];
-    if (kWork != Work::kScores) barrier_wait(&s.table_full, 0);
+    if (Ring::kWork != Work::kScores) barrier_wait(&s.table_full, 0);
     const int strip = static_cast<int>(__shfl_sync(0xFFFFFFFF, 16 * (threadIdx.x / 32 - 4), 0));
     int parity = 0;
-    for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) outputs_of_half<kWork>(p, w, s, strip, share.h, parity, unit);
+    for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) outputs_of_half<Ring>(p, w, s, strip, share.h, parity, unit);
   }
+}
+
+template <typename Ring>
+cudaError_t launch(const OutputsParams& params, cudaStream_t stream) {
+  const auto kernel = &cyclic_flow_forward_outputs_sm90<Ring>;
+  int blocks = 1;
+  cudaError_t status = blocks_of_head(params.p, blocks);
+  if (status == cudaSuccess) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(Shared)));
+  }
+  if (status != cudaSuccess) return status;
+  kernel<<<blocks * params.p.H, kThreads, sizeof(Shared), stream>>>(params);
+  return cudaGetLastError();
 }
 
 }  // namespace
@@ -419,24 +466,23 @@ cudaError_t sm90_forward_outputs(const Sm90ForwardParams& p, cudaStream_t stream
   if (p.tiles == 0) return cudaSuccess;
   const Workspace w = workspace_of(p);
   OutputsParams params = {p, w, {}, {}, {}, {}, {}};
-  const int64_t width = static_cast<int64_t>(p.H) * kD;
-  cudaError_t status = make_tensor_map(params.q, p.q, p.T, width, p.q_stride, kC);
-  if (status == cudaSuccess) status = make_tensor_map(params.k, p.k, p.T, width, p.k_stride, kC);
-  if (status == cudaSuccess) status = make_tensor_map(params.v, p.v, p.T, width, p.v_stride, kC);
+  const int64_t H = p.H;
+  cudaError_t status = make_tensor_map(params.q, p.q, p.T, H * p.K, p.q_stride, kC);
+  if (status == cudaSuccess) status = make_tensor_map(params.k, p.k, p.T, H * p.K, p.k_stride, kC);
+  if (status == cudaSuccess) status = make_tensor_map(params.v, p.v, p.T, H * p.V, p.v_stride, kC);
   if (status == cudaSuccess)
-    status = make_tensor_map(params.states, w.states, (static_cast<int64_t>(p.tiles) * p.H * 2 + 1) * kM, kD, kD, kM);
+    status = make_tensor_map(params.states, w.states, (p.tiles * H * 2 + 1) * kM, state_width(p), state_width(p), kM);
   if (status == cudaSuccess) status = make_tensor_map(params.table, w.table, static_cast<int64_t>(p.H) * kM, kM, kM, kM);
-  const auto kernel = p.M == kM  ? &cyclic_flow_forward_outputs_sm90<Work::kAllSlots>
-                      : p.M < kM ? &cyclic_flow_forward_outputs_sm90<Work::kFewerSlots>
-                                 : &cyclic_flow_forward_outputs_sm90<Work::kScores>;
-  int blocks = 1;
-  if (status == cudaSuccess) status = blocks_of_head(p, blocks);
-  if (status == cudaSuccess) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(Shared)));
-  }
   if (status != cudaSuccess) return status;
-  kernel<<<blocks * p.H, kThreads, sizeof(Shared), stream>>>(params);
-  return cudaGetLastError();
+  if (p.M > kM) return launch<Ring<Work::kScores, 4, 4>>(params, stream);
+  return with_panel_count(p.K / kPanelColumns, [&](auto keys) {
+    return with_panel_count(p.V / kPanelColumns, [&](auto values) {
+      constexpr int kKeys = decltype(keys)::value;
+      constexpr int kValues = decltype(values)::value;
+      if (p.M == kM) return launch<Ring<Work::kAllSlots, kKeys, kValues>>(params, stream);
+      return launch<Ring<Work::kFewerSlots, kKeys, kValues>>(params, stream);
+    });
+  });
 }
 
 }  // namespace cyfa::cyclic_flow

@@ -265,14 +265,15 @@ __device__ __forceinline__ void prepare_table(const Sm90ForwardParams& p, const 
 
 __device__ __forceinline__ void prepare_rest(const Sm90ForwardParams& p, const Workspace& w) {
 #pragma unroll 1
-  for (int i = threadIdx.x; i < kD; i += kThreads) {
+  for (int i = threadIdx.x; i < p.K; i += kThreads) {
     w.weight[i] = (p.q_norm_weight != nullptr ? p.q_norm_weight[i] : 1.0F) * (p.k_norm_weight != nullptr ? p.k_norm_weight[i] : 1.0F);
   }
   for (int section = 0; section < sm90_sections(p.M); ++section) {
     const int64_t states = static_cast<int64_t>(p.tiles) * p.H * 2;
-    uint4* zeros = reinterpret_cast<uint4*>(w.states + (section * (states + 1) + states) * kM * kD);
+    const int size = kM * state_width(p);
+    uint4* zeros = reinterpret_cast<uint4*>(w.states + (section * (states + 1) + states) * size);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < kM * kD / 8; i += kThreads) zeros[i] = make_uint4(0, 0, 0, 0);
+    for (int i = threadIdx.x; i < size / 8; i += kThreads) zeros[i] = make_uint4(0, 0, 0, 0);
   }
 #pragma unroll 1
   for (int i = threadIdx.x; i < p.N * p.H; i += kThreads) {

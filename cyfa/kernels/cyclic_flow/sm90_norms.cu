@@ -1,5 +1,6 @@
 // RMSNorm of q and k outside the Hopper kernels of cyclic_flow, which otherwise do it on the way: where a state comes from outside, or a
-// gradient of one, rows are normalised before everything else and the adjoint is taken after everything else. A row a warp.
+// gradient of one, rows are normalised before everything else and the adjoint is taken after everything else. A row a warp, of which
+// narrow heads leave lanes without work.
 #include "cyfa/kernels/cyclic_flow/sm90_backward_device.cuh"
 
 namespace cyfa::cyclic_flow {
@@ -10,8 +11,10 @@ using namespace hopper;
 constexpr int kWarps = 8;
 constexpr int kColumns = kD / 32;  // of a lane
 
-__device__ __forceinline__ void load_row(const bf16* row, float (&x)[kColumns]) {
-  const uint4 packed = reinterpret_cast<const uint4*>(row)[threadIdx.x % 32];
+__device__ __forceinline__ bool has_columns(int width) { return kColumns * static_cast<int>(threadIdx.x % 32) < width; }
+
+__device__ __forceinline__ void load_row(const bf16* row, int width, float (&x)[kColumns]) {
+  const uint4 packed = has_columns(width) ? reinterpret_cast<const uint4*>(row)[threadIdx.x % 32] : make_uint4(0, 0, 0, 0);
   const uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -21,7 +24,8 @@ __device__ __forceinline__ void load_row(const bf16* row, float (&x)[kColumns]) 
   }
 }
 
-__device__ __forceinline__ void store_row(bf16* row, const float (&x)[kColumns]) {
+__device__ __forceinline__ void store_row(bf16* row, int width, const float (&x)[kColumns]) {
+  if (!has_columns(width)) return;
   reinterpret_cast<uint4*>(row)[threadIdx.x % 32] = make_uint4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
 }
 
@@ -34,9 +38,9 @@ __device__ __forceinline__ float warp_dot(const float (&x)[kColumns], const floa
   return sum;
 }
 
-__device__ __forceinline__ void load_weight(const float* weight, float (&x)[kColumns]) {
+__device__ __forceinline__ void load_weight(const float* weight, int width, float (&x)[kColumns]) {
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) x[i] = weight[kColumns * (threadIdx.x % 32) + i];
+  for (int i = 0; i < kColumns; ++i) x[i] = has_columns(width) ? weight[kColumns * (threadIdx.x % 32) + i] : 0.0F;
 }
 
 __global__ void __launch_bounds__(32 * kWarps) cyclic_flow_normalise_sm90(const __grid_constant__ Sm90ForwardParams p, bf16* k, bf16* q) {
@@ -45,15 +49,15 @@ __global__ void __launch_bounds__(32 * kWarps) cyclic_flow_normalise_sm90(const 
   const bool keys = blockIdx.y == 0;
   const float* weight = keys ? p.k_norm_weight : p.q_norm_weight;
   float x[kColumns];
-  load_row(static_cast<const bf16*>(keys ? p.k : p.q) + unit / p.H * (keys ? p.k_stride : p.q_stride) + unit % p.H * kD, x);
+  load_row(static_cast<const bf16*>(keys ? p.k : p.q) + unit / p.H * (keys ? p.k_stride : p.q_stride) + unit % p.H * p.K, p.K, x);
   if (weight != nullptr) {
     float w[kColumns];
-    load_weight(weight, w);
-    const float rate = rsqrtf(warp_dot(x, x) / kD + p.norm_eps);
+    load_weight(weight, p.K, w);
+    const float rate = rsqrtf(warp_dot(x, x) / static_cast<float>(p.K) + p.norm_eps);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) x[i] *= rate * w[i];
   }
-  store_row((keys ? k : q) + unit * kD, x);
+  store_row((keys ? k : q) + unit * p.K, p.K, x);
 }
 
 }  // namespace
@@ -67,7 +71,7 @@ Sm90ForwardParams with_normalised_rows(const Sm90ForwardParams& p, bf16* k, bf16
   Sm90ForwardParams r = p;
   r.k = k;
   r.q = q;
-  r.k_stride = r.q_stride = static_cast<int64_t>(p.H) * kD;
+  r.k_stride = r.q_stride = static_cast<int64_t>(p.H) * p.K;
   r.k_norm_weight = r.q_norm_weight = nullptr;
   return r;
 }
@@ -86,26 +90,29 @@ __global__ void __launch_bounds__(kThreads)
   bf16* gradient = static_cast<bf16*>(which == 0 ? p.d_k : p.d_q);
   const int64_t part = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   float g[kColumns];
-  load_weight(weight, g);
+  const int K = p.in.K;
+  load_weight(weight, K, g);
   float sum[kColumns] = {};
   for (int64_t unit = part; unit < p.in.T * p.in.H; unit += parts) {
     float x[kColumns];
     float d[kColumns];
-    load_row(from + unit / p.in.H * stride + unit % p.in.H * kD, x);
-    load_row(gradient + unit * kD, d);
-    const float rate = rsqrtf(warp_dot(x, x) / kD + p.in.norm_eps);
+    load_row(from + unit / p.in.H * stride + unit % p.in.H * K, K, x);
+    load_row(gradient + unit * K, K, d);
+    const float rate = rsqrtf(warp_dot(x, x) / static_cast<float>(K) + p.in.norm_eps);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       sum[i] = fmaf(d[i] * rate, x[i], sum[i]);
       d[i] *= g[i];
     }
-    const float along = warp_dot(x, d) * rate * rate / kD;
+    const float along = warp_dot(x, d) * rate * rate / static_cast<float>(K);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) d[i] = rate * (d[i] - x[i] * along);
-    store_row(gradient + unit * kD, d);
+    store_row(gradient + unit * K, K, d);
   }
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) w.d_weights[(which * parts + part) * kD + kColumns * (threadIdx.x % 32) + i] = sum[i];
+  for (int i = 0; i < kColumns; ++i) {
+    if (has_columns(K)) w.d_weights[(which * parts + part) * K + kColumns * (threadIdx.x % 32) + i] = sum[i];
+  }
 }
 
 }  // namespace

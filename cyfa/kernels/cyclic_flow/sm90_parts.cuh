@@ -13,7 +13,7 @@ constexpr int kC = kTileTokens;  // tokens of a tile
 // states are like others, but nothing reads them.
 constexpr int kM = kSectionSlots;
 constexpr int kLeastSlots = 64;                     // fewer would cost as much as 128
-constexpr int kD = 256;                             // widths of keys and values
+constexpr int kD = 256;                             // the widest keys and values; others are one panel of 64 columns or two
 constexpr float kRadians = 1.4629180792671596e-9F;  // 2 pi / 2^32
 
 // A walk over a sequence of more than kWalkTiles tiles is cut into segments of kSegmentTiles, so that a few long sequences fill the chip.
@@ -43,16 +43,16 @@ struct Workspace {
   float2* gate;       // [H, T] sum of log2(alpha) from the tile's start, as high and low part
   uint32_t* turn;     // [H, T] clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
   float* rate[2];     // [H, T] 1 / rms of each key and of each query, 1 where they have no norm
-  bf16* states;       // of the section: [tiles, H, 2, kM, D] at the tile's start, slots by columns; keys without their norm's weight. Then
-                      // zeros, [kM, D], for tiles that start from nothing: theirs are not stored
+  bf16* states;       // of the section: [tiles, H, 2, kM, state_width] at the tile's start, slots by columns; keys without their norm's
+                      // weight. Then zeros, [kM, state_width], for tiles that start from nothing: theirs are not stored
   __half* table;      // [H, P, P]
   float* table_unit;  // [H] power of two by which the table was divided before it became half precision
   float* weight;      // [K] product of the norm weights of q and k
   __half* scores;     // [T, H, P] after the rotation, divided by kScoreUnit
   // Not kept.
   double* advance;  // [H, tiles] sum of delta over the tile
-  float* carried;   // [segments, H, 2, M * D] state at the end of every segment but a sequence's last; only where a sequence is cut
-  bf16* rows[2];    // [T, H, D] normalised k and q, only with normalise_first
+  float* carried;   // [segments, H, 2, kM * state_width] state at the end of every segment but a sequence's last; only where one is cut
+  bf16* rows[2];    // [T, H, K] normalised k and q, only with normalise_first
   __half* weights;  // [T, H, P] U, only with more than one section; where scores are not kept, in their place
   int64_t bytes;
   Slots slots;
@@ -72,6 +72,9 @@ __host__ __device__ inline int first_place(const Sm90ForwardParams& p, int n, in
 }
 __host__ __device__ inline int segment_places(const Sm90ForwardParams& p) { return first_place(p, p.N, p.tiles); }
 
+// Columns between rows of stored states, of keys and of values alike.
+__host__ __device__ inline int state_width(const Sm90ForwardParams& p) { return p.K > p.V ? p.K : p.V; }
+
 __host__ __device__ inline bool normalises_first(const Sm90ForwardParams& p) {
   return (p.normalise_first || p.initial_k != nullptr) && (p.q_norm_weight != nullptr || p.k_norm_weight != nullptr);
 }
@@ -90,16 +93,16 @@ __host__ __device__ inline Workspace workspace_of(const Sm90ForwardParams& p) {
   w.turn = reinterpret_cast<uint32_t*>(w.gate + units);
   w.rate[0] = reinterpret_cast<float*>(w.turn + units);
   w.rate[1] = w.rate[0] + units;
-  w.states = static_cast<bf16*>(p.kept.states) + p.section * (static_cast<int64_t>(p.tiles) * p.H * 2 + 1) * kM * kD;
+  w.states = static_cast<bf16*>(p.kept.states) + p.section * (static_cast<int64_t>(p.tiles) * p.H * 2 + 1) * kM * state_width(p);
   w.table = static_cast<__half*>(p.kept.tables);
   w.table_unit = reinterpret_cast<float*>(w.table + p.H * sm90_filled_slots(p.M) * sm90_filled_slots(p.M));
   w.weight = w.table_unit + p.H;
   w.scores = static_cast<__half*>(p.kept.scores);
   w.advance = reinterpret_cast<double*>(take(static_cast<int64_t>(p.tiles) * p.H * 8));
-  w.carried = reinterpret_cast<float*>(take(has_segments(p) ? static_cast<int64_t>(segment_places(p)) * p.H * 2 * kM * kD * 4 : 0));
+  w.carried = reinterpret_cast<float*>(take(has_segments(p) ? static_cast<int64_t>(segment_places(p)) * p.H * 2 * kM * state_width(p) * 4 : 0));
   w.weights = reinterpret_cast<__half*>(take(p.M > kM ? units * sm90_filled_slots(p.M) * 2 : 0));
   // Last: with_normalised_rows() leaves parameters of which one cannot see that there are rows.
-  for (bf16*& rows : w.rows) rows = reinterpret_cast<bf16*>(take(normalises_first(p) ? units * kD * 2 : 0));
+  for (bf16*& rows : w.rows) rows = reinterpret_cast<bf16*>(take(normalises_first(p) ? units * p.K * 2 : 0));
   if (p.M > kM && w.scores == nullptr) w.scores = w.weights;
   w.bytes = at;
   w.slots = slots_of(p);
@@ -116,16 +119,16 @@ __device__ __forceinline__ int state_row(const Sm90ForwardParams& p, int tile, i
 __device__ __forceinline__ bool starts_from_nothing(const Sm90ForwardParams& p) { return p.initial_k == nullptr && p.initial_v == nullptr; }
 
 __device__ __forceinline__ bf16* tile_state(const Workspace& w, const Sm90ForwardParams& p, int tile, int h, int which) {
-  return w.states + ((static_cast<int64_t>(tile) * p.H + h) * 2 + which) * kM * kD;
+  return w.states + ((static_cast<int64_t>(tile) * p.H + h) * 2 + which) * kM * state_width(p);
 }
 
 __device__ __forceinline__ float* carried_state(const Workspace& w, const Sm90ForwardParams& p, int place, int h, int which) {
-  return w.carried + ((static_cast<int64_t>(place) * p.H + h) * 2 + which) * kM * kD;
+  return w.carried + ((static_cast<int64_t>(place) * p.H + h) * 2 + which) * kM * state_width(p);
 }
 
 // Where a head's state [K, M] or [M, V] has the section's first slot, and how many of the section's slots it has.
 __host__ __device__ inline int64_t given_state(const Sm90ForwardParams& p, int n, int h, bool keys) {
-  return (static_cast<int64_t>(n) * p.H + h) * p.M * kD + p.section * kM * (keys ? 1 : kD);
+  return (static_cast<int64_t>(n) * p.H + h) * p.M * (keys ? p.K : p.V) + p.section * kM * (keys ? 1 : p.V);
 }
 __host__ __device__ inline int given_slots(const Sm90ForwardParams& p) { return p.M - p.section * kM < kM ? p.M - p.section * kM : kM; }
 
@@ -221,6 +224,16 @@ __device__ __forceinline__ void store_rows(const float (&d)[N], bf16* to, int st
       store(upper ? right : other, 8 * half + 4, 8 * i);
     }
   }
+}
+
+// launch(Panels<n>()) with a number of panels of 64 columns, which the kernels know.
+template <int kCount>
+struct Panels {
+  static constexpr int value = kCount;
+};
+template <typename Launch>
+cudaError_t with_panel_count(int panels, const Launch& launch) {
+  return panels == 1 ? launch(Panels<1>()) : panels == 2 ? launch(Panels<2>()) : launch(Panels<4>());
 }
 
 // Normalised rows of k and q, and the parameters that then stand for `p` (sm90_norms.cu).
