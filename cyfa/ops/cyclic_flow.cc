@@ -173,19 +173,18 @@ std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& in) {
 
 namespace {
 
-// The width of the sm90 kernels' heads that serve heads of `columns`: for forward of up to 128 slots 64, 128 or 256, for all else 256.
-int64_t sm90_width(int64_t columns, const CyclicFlowShape& shape, const CyclicFlowSettings& settings) {
+// The width of the sm90 kernels' heads that serve heads of `columns`: of up to 128 slots 64, 128 or 256, of more 256.
+int64_t sm90_width(int64_t columns, const CyclicFlowShape& shape) {
   constexpr int64_t kSection = 128;
   int64_t width = kSm90Width;
-  if (shape.M <= kSection && settings.keep == Keep::kNothing) {
-    while (width / 2 >= std::max<int64_t>(columns, kSm90Width / 4)) width /= 2;
-  }
+  while (shape.M <= kSection && width / 2 >= std::max<int64_t>(columns, kSm90Width / 4)) width /= 2;
   return width;
 }
 
 // Heads are filled up with zeros to K and V columns, which adds nothing to any sum but RMSNorm's mean: over K columns it is a share of
 // what it was, and so must eps be; the weights make up for it.
-CyclicFlowOutput call_filled_up(const CyclicFlowInputs& in, CyclicFlowSettings settings, const CyclicFlowShape& shape, int64_t K, int64_t V) {
+CyclicFlowOutput call_filled_up(const CyclicFlowInputs& in, CyclicFlowSettings settings, const CyclicFlowShape& shape, int64_t K,
+                                int64_t V) {
   const int64_t more_k = K - shape.K, more_v = V - shape.V;
   const double share = static_cast<double>(shape.K) / static_cast<double>(K);
   CyclicFlowInputs wide = in;
@@ -227,7 +226,7 @@ CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowOptions
     settings.keep = options.save_scores ? Keep::kStatesAndScores : Keep::kStates;
   }
   if (settings.backend == Backend::kSm90) {
-    const int64_t K = sm90_width(shape.K, shape, settings), V = sm90_width(shape.V, shape, settings);
+    const int64_t K = sm90_width(shape.K, shape), V = sm90_width(shape.V, shape);
     if (K != shape.K || V != shape.V) return call_filled_up(in, settings, shape, K, V);
   }
   return call_cyclic_flow(in, settings);

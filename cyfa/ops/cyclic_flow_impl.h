@@ -78,7 +78,7 @@ CyclicFlowGradients cyclic_flow_reference_backward(const CyclicFlowInputs& in, c
 
 // Built with CYFA_CUDA; elsewhere it refuses. Backward runs forward again where nothing was saved.
 std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in);
-inline constexpr int64_t kSm90Width = 256;  // of the kernels' widest heads; others have 64 or 128 columns, and cyclic_flow fills up to the next
+inline constexpr int64_t kSm90Width = 256;  // of the kernels' widest heads; others have 64 or 128 columns, and what lies between is filled up
 CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
 CyclicFlowSaved empty_cyclic_flow_sm90_saved(const CyclicFlowInputs& in, const CyclicFlowShape& shape, bool kept);
 CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, const CyclicFlowSaved& saved,

@@ -179,9 +179,20 @@ TEST_F(Gpu, HopperBackwardOfHeadsThatForgetAndThatDoNot) {
   }
 }
 
-// Narrower heads are filled up with zeros.
+// Heads of 64, 128 and 256 columns have kernels of their own, but for more than 128 slots; between them heads are filled up with zeros.
 TEST_F(Gpu, HopperTakesNarrowerHeads) {
-  for (const auto& [K, V, M] : {std::tuple<int64_t, int64_t, int64_t>{64, 64, 64}, {128, 256, 128}, {256, 128, 256}, {96, 160, 100}}) {
+  using Sizes = std::tuple<int64_t, int64_t, int64_t>;
+  for (const auto& [K, V, M] : {Sizes{64, 64, 64},
+                                {64, 64, 128},
+                                {64, 128, 128},
+                                {64, 256, 128},
+                                {128, 64, 100},
+                                {128, 128, 64},
+                                {128, 256, 128},
+                                {256, 64, 128},
+                                {256, 128, 64},
+                                {256, 128, 256},
+                                {96, 160, 100}}) {
     for (const bool norms : {true, false}) {
       const OpCase c{.B = 2, .T = 200, .K = K, .V = V, .M = M, .dtype = at::kBFloat16, .norm_weights = norms};
       SCOPED_TRACE(describe(c));
@@ -191,6 +202,17 @@ TEST_F(Gpu, HopperTakesNarrowerHeads) {
       expect_hopper_gradients(moved(run(c.op, inputs, moved(make_output_gradients(c), at::kCUDA), sm90), at::kCPU), judge(c));
     }
   }
+}
+
+TEST_F(Gpu, HopperCopiesNarrowRowsThatDoNotFit) {
+  const at::NoGradGuard no_grad;
+  const OpCase c{.B = 2, .T = 200, .K = 64, .V = 64, .M = 64, .dtype = at::kBFloat16};
+  Tensors inputs = moved(make_inputs(c), at::kCUDA);
+  const at::Tensor want = ops::cyclic_flow(cyclic_flow_inputs(inputs)).o;
+  for (const char* name : {"q", "k", "v"}) inputs.at(name) = at::cat({inputs.at(name), inputs.at(name)}, 3).narrow(3, 0, 64);
+  const ops::CyclicFlowOutput got = ops::cyclic_flow(cyclic_flow_inputs(inputs));
+  EXPECT_EQ(got.backend, ops::Backend::kSm90);
+  EXPECT_TRUE(same_bits(got.o.cpu(), want.cpu()));
 }
 
 // Token gradients and those of states do not see the other sequences of the batch.
@@ -210,6 +232,9 @@ void expect_same_bits_alone(const OpCase& c) {
 TEST_F(Gpu, HopperBackwardOfOneSequenceIsThatOfABatch) {
   for (const int64_t M : {64, 128, 256}) {
     expect_same_bits_alone({.B = 3, .T = 200, .K = 256, .V = 256, .M = M, .dtype = at::kBFloat16});
+  }
+  for (const int64_t K : {64, 128}) {
+    for (const int64_t V : {64, 128}) expect_same_bits_alone({.B = 3, .T = 200, .K = K, .V = V, .M = 128, .dtype = at::kBFloat16});
   }
 }
 
@@ -233,6 +258,7 @@ TEST_F(Gpu, EqualRunsGiveEqualBits) {
 TEST_F(Gpu, HopperSharesWalksWithoutChangingABit) {
   for (const int64_t B : {12, 24, 60}) {
     expect_same_bits_alone({.B = B, .T = 200, .K = 256, .V = 256, .M = 128, .dtype = at::kBFloat16});
+    expect_same_bits_alone({.B = B, .T = 200, .K = 64, .V = 128, .M = 64, .dtype = at::kBFloat16});
   }
 }
 

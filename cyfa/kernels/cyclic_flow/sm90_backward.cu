@@ -379,10 +379,7 @@ int64_t sm90_backward_workspace(const Sm90BackwardParams& p) {
   return p.in.M > kM ? 2 * bytes + 3 * room_of_gradient(p) : bytes;
 }
 
-const char* sm90_backward_refusal(const Sm90BackwardParams& p) {
-  if (p.in.K != kD || p.in.V != kD) return "heads are not 256 wide";
-  return sm90_forward_refusal(p.in);
-}
+const char* sm90_backward_refusal(const Sm90BackwardParams& p) { return sm90_forward_refusal(p.in); }
 
 cudaError_t sm90_backward(const Sm90BackwardParams& p, cudaStream_t stream) {
   if (sm90_backward_refusal(p) != nullptr || p.in.tiles == 0) return cudaErrorInvalidValue;

@@ -5,7 +5,7 @@
 // oq are the same, since only the product of the weights matters.
 // S_K comes where the first two panels of dS_K' and dY~ were; the gradients of pairs change hands, to be transposed, in the last two of
 // dS_K'. Overwrites d_k, which holds U and dY~, and d_q, which holds dS_K': a tile's are all in shared memory before the first of its
-// gradients is stored.
+// gradients is stored. Narrower heads need only the first panels' places for S_K.
 #include "cyfa/kernels/cyclic_flow/sm90_backward_pairs.cuh"
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
@@ -19,10 +19,11 @@ constexpr int kColumns = kTranspose * kPanelBytes + 64 * kRowBytes;
 __device__ __forceinline__ int state_place(int panel) { return panel < 2 ? kS + panel : kZ + panel - 2; }
 
 // In the order in which places become free.
+template <int kPanels>
 __device__ __forceinline__ void feed_copies(const PassParams& params, PassShared& s) {
   const Sm90BackwardParams& p = params.p;
   const Share share(p);
-  const int column = share.h * kD;
+  const int column = share.h * kPanels * kPanelColumns;
   int parity = 1;
 #pragma unroll 1
   for (int t = share.first; t < p.in.tiles; t += share.step, parity ^= 1) {
@@ -31,13 +32,15 @@ __device__ __forceinline__ void feed_copies(const PassParams& params, PassShared
     for (int i = 0; i < kPanels; ++i) {
       feed_panel(s, kX + i, parity, &params.x, column + i * kPanelColumns, token);
       feed_panel(s, kY + i, parity, &params.y, column + i * kPanelColumns, token);
-      feed_d_state(params, s, t, share.h, kKeys, i, i < 2 ? 1 : parity);
+      feed_d_state<kPanels>(params, s, t, share.h, kKeys, i, i < 2 ? 1 : parity);
     }
 #pragma unroll 1
-    for (int i = 0; i < kM / kPanelColumns; ++i) feed_panel(s, kZ + i, 1, &params.z, column + i * kPanelColumns, token);
+    for (int i = 0; i < kM / kPanelColumns; ++i) {
+      feed_panel(s, kZ + i, kPanels == 4 ? 1 : parity, &params.z, share.h * 2 * kM + i * kPanelColumns, token);
+    }
 #pragma unroll 1
     for (int i = 0; i < kPanels; ++i) {
-      const int panel = (i + 2) % kPanels;
+      const int panel = kPanels == 4 ? (i + 2) % kPanels : i;
       feed_panel(s, state_place(panel), 0, &params.states, panel * kPanelColumns, state_row(p.in, t, share.h, kKeys));
     }
   }
@@ -120,8 +123,8 @@ __device__ __forceinline__ void store_packed(const uint32_t (&a)[4][4], bf16* to
 
 // The decayed gradients of pairs, [s, t] in the warps' registers, as a = [t, s] for the strip's t. `first` are the tokens s of the first
 // half; `second`, of the second, which only the second half's t have.
-template <bool kFirst>
-__device__ __forceinline__ void transpose_pairs(const HalfTile<kKeys, kFirst>& tile, const Pairs& found, uint32_t (&first)[4][4],
+template <bool kFirst, int kPanels>
+__device__ __forceinline__ void transpose_pairs(const HalfTile<kKeys, kFirst, kPanels>& tile, const Pairs& found, uint32_t (&first)[4][4],
                                                 uint32_t (&second)[4][4]) {
   const int lane = threadIdx.x % 32;
   const uint32_t panel = tile.panel_at(kTranspose + tile.half);
@@ -138,12 +141,12 @@ __device__ __forceinline__ void transpose_pairs(const HalfTile<kKeys, kFirst>& t
 }
 
 // dk of a half tile, a quarter of the columns at a time.
-template <bool kFirst>
-__device__ __forceinline__ void keys_of_half(const HalfTile<kKeys, kFirst>& tile, const Pairs& found) {
+template <bool kFirst, int kPanels>
+__device__ __forceinline__ void keys_of_half(const HalfTile<kKeys, kFirst, kPanels>& tile, const Pairs& found) {
   const Sm90BackwardParams& p = tile.params.p;
   const bool norm = p.in.k_norm_weight != nullptr;
-  const float c0 = norm ? found.coefficient0 / kD : 0.0F;
-  const float c8 = norm ? found.coefficient8 / kD : 0.0F;
+  const float c0 = norm ? found.coefficient0 / tile.kWidth : 0.0F;
+  const float c8 = norm ? found.coefficient8 / tile.kWidth : 0.0F;
 #pragma unroll 1
   for (int panel = 0; panel < kPanels; ++panel) {
     float d[32];
@@ -153,7 +156,7 @@ __device__ __forceinline__ void keys_of_half(const HalfTile<kKeys, kFirst>& tile
     wgmma_wait<0>();
     if (panel < 2) tile.release(kS + panel);
     adjoint_of_norm(d, x, tile.s.weight + panel * kPanelColumns, c0, c8, out);
-    const int64_t stride = static_cast<int64_t>(p.in.H) * kD;
+    const int64_t stride = static_cast<int64_t>(p.in.H) * tile.kWidth;
     bf16* to = static_cast<bf16*>(p.d_k) + tile.first_row() + (tile.row & 15) * stride + panel * kPanelColumns;
     store_packed(out, to, to + 8 * stride, tile.valid0(), tile.valid8());
     if (panel == 0) {  // the loads of dY~ are over: those of x came after them
@@ -164,8 +167,8 @@ __device__ __forceinline__ void keys_of_half(const HalfTile<kKeys, kFirst>& tile
 }
 
 // dq, and what waited for the places: `token` and `tokens` become the next tile's.
-template <bool kFirst>
-__device__ __forceinline__ void queries_of_half(const HalfTile<kKeys, kFirst>& tile, const Pairs& found,
+template <bool kFirst, int kPanels>
+__device__ __forceinline__ void queries_of_half(const HalfTile<kKeys, kFirst, kPanels>& tile, const Pairs& found,
                                                 const uint32_t (&d_scores)[2][4][4], const float (&column)[4], int& token, int& tokens) {
   const Sm90BackwardParams& p = tile.params.p;
   const Workspace& w = tile.params.w;
@@ -180,8 +183,8 @@ __device__ __forceinline__ void queries_of_half(const HalfTile<kKeys, kFirst>& t
   float a0 = tile.valid0() ? w.gate[scalars].x : 0.0F;
   float a8 = tile.valid8() ? w.gate[scalars + 8].x : 0.0F;
   const auto partials_of = [&](int panel) {
-    return w.d_weights + (static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32 - 4) * kD + panel % kPanels * kPanelColumns +
-           column_of_lane();
+    return w.d_weights + (static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32 - 4) * tile.kWidth +
+           panel % kPanels * kPanelColumns + column_of_lane();
   };
   const bool none = tile.n() == 0;
   float before[2] = {none ? 0.0F : partials_of(0)[0], none ? 0.0F : partials_of(0)[32]};
@@ -200,8 +203,8 @@ __device__ __forceinline__ void queries_of_half(const HalfTile<kKeys, kFirst>& t
   Share(p).tile(p, tile.n() + 1, token, tokens);  // asked for now, used in the next tile
   a0 = power_of_2(a0);
   a8 = power_of_2(a8);
-  const float c0 = along0 * rate0 * rate0 / kD;
-  const float c8 = along8 * rate8 * rate8 / kD;
+  const float c0 = along0 * rate0 * rate0 / tile.kWidth;
+  const float c8 = along8 * rate8 * rate8 / tile.kWidth;
   float read0 = 0.0F, read8 = 0.0F;
   settle(first);
   settle(second);
@@ -227,7 +230,7 @@ __device__ __forceinline__ void queries_of_half(const HalfTile<kKeys, kFirst>& t
       tile.release(kY + panel - 1);
     }
     wgmma_wait<0>();
-    if (panel == 0) {  // the products have waited for the transposed pairs
+    if (kPanels == 4 && panel == 0) {  // the products have waited for the transposed pairs
       tile.release(kTranspose);
       tile.release(kTranspose + 1);
     }
@@ -240,8 +243,9 @@ __device__ __forceinline__ void queries_of_half(const HalfTile<kKeys, kFirst>& t
     // These rows of q are not needed any more.
     const int column = panel * kPanelColumns;
     put_strip(out, tile.panel_at(kY + panel), strip);
-    store_strip(tile.panel_at(kY + panel), strip, &tile.params.out, tile.h() * kD + column, tile.token() + 16 * strip,
-                static_cast<bf16*>(p.d_q) + tile.first_row() + column, static_cast<int64_t>(p.in.H) * kD, tile.tokens() - 16 * strip);
+    store_strip(tile.panel_at(kY + panel), strip, &tile.params.out, tile.h() * tile.kWidth + column, tile.token() + 16 * strip,
+                static_cast<bf16*>(p.d_q) + tile.first_row() + column, static_cast<int64_t>(p.in.H) * tile.kWidth,
+                tile.tokens() - 16 * strip);
     add_products(o, x, before, partials_of(panel) - column_of_lane());
     before[0] = next[0];
     before[1] = next[1];
@@ -252,17 +256,17 @@ __device__ __forceinline__ void queries_of_half(const HalfTile<kKeys, kFirst>& t
   tile.release(kY + kPanels - 1);
 }
 
-template <bool kFirst>
+template <bool kFirst, int kPanels>
 __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_keys_sm90(const __grid_constant__ PassParams params) {
   extern __shared__ __align__(1024) char raw[];
   PassShared& s = *reinterpret_cast<PassShared*>(raw);
-  if (threadIdx.x < kD) s.weight[threadIdx.x] = params.w.weight[threadIdx.x];
+  if (threadIdx.x < kPanels * kPanelColumns) s.weight[threadIdx.x] = params.w.weight[threadIdx.x];
   if (threadIdx.x == 0) init_barriers(s, -1);
   __syncthreads();
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x == 0) {
-      feed_copies(params, s);
+      feed_copies<kPanels>(params, s);
     } else if (threadIdx.x >= 32) {
       feed(params, s);
     }
@@ -273,7 +277,8 @@ __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_keys_sm9
     int n = 0;
 #pragma unroll 1
     while (tokens > 0) {
-      const HalfTile<kKeys, kFirst> tile(params, s, token, tokens, n, __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 128 - 1, 0));
+      const HalfTile<kKeys, kFirst, kPanels> tile(params, s, token, tokens, n,
+                                                  __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 128 - 1, 0));
       Pairs found;
       float column[4] = {0.0F, 0.0F, 0.0F, 0.0F};
       tile.pairs(found, [&](int i, float sum) { column[i] = sum; });
@@ -293,7 +298,10 @@ __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_keys_sm9
 }  // namespace
 
 cudaError_t backward_keys(const Sm90BackwardParams& p, cudaStream_t stream) {
-  return launch_pass(p.in.section == 0 ? &cyclic_flow_backward_keys_sm90<true> : &cyclic_flow_backward_keys_sm90<false>, p, kKeys, stream);
+  if (p.in.section > 0) return launch_pass(&cyclic_flow_backward_keys_sm90<false, 4>, p, kKeys, stream);
+  return with_panel_count(p.in.K / kPanelColumns, [&](auto panels) {
+    return launch_pass(&cyclic_flow_backward_keys_sm90<true, decltype(panels)::value>, p, kKeys, stream);
+  });
 }
 
 cudaError_t backward_passes(const Sm90BackwardParams& p, cudaStream_t stream) {

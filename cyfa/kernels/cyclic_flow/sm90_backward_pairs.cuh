@@ -164,8 +164,9 @@ struct Pairs {
 
 // One half of a tile, 64 tokens, by one warpgroup. The code is one run for both halves, and rolled over
 // panels: twice as long, it would wait for instructions.
-template <Pass kPass, bool kFirst>
+template <Pass kPass, bool kFirst, int kPanels>
 struct HalfTile {
+  static constexpr int kWidth = kPanels * kPanelColumns;
   const PassParams& params;
   PassShared& s;
   const int half;
@@ -205,8 +206,10 @@ struct HalfTile {
   __device__ __forceinline__ bool valid0() const { return row < tokens(); }
   __device__ __forceinline__ bool valid8() const { return row + 8 < tokens(); }
   __device__ __forceinline__ int64_t scalars() const { return h() * params.p.in.T + token() + row; }
-  // Element of the strip's first row in an array [T, H, D].
-  __device__ __forceinline__ int64_t first_row() const { return (static_cast<int64_t>(token() + 16 * strip) * params.p.in.H + h()) * kD; }
+  // Element of the strip's first row in an array [T, H, kWidth].
+  __device__ __forceinline__ int64_t first_row() const {
+    return (static_cast<int64_t>(token() + 16 * strip) * params.p.in.H + h()) * kWidth;
+  }
   __device__ __forceinline__ void put(float* to, float of_row0, float of_row8) const {
     const bool first = threadIdx.x % 4 == 0;
     if (first && valid0()) to[scalars()] = of_row0;
@@ -217,7 +220,7 @@ struct HalfTile {
   }
   // Places that serve twice a tile have a parity of their own in each.
   __device__ __forceinline__ void wait_first(int place) const {
-    const bool twice = kPass == kKeys ? place == kS || place == kS + 1 || place >= kZ : place == kX;
+    const bool twice = kPass == kKeys ? place == kS || place == kS + 1 || (kPanels == 4 && place >= kZ) : kPanels == 4 && place == kX;
     barrier_wait(&s.full[place], twice ? 0 : n() & 1);
   }
   __device__ __forceinline__ void wait_second(int place) const { barrier_wait(&s.full[place], 1); }
@@ -235,7 +238,7 @@ struct HalfTile {
 
   // A quarter of the columns of x, in the key pass times both norms' weights.
   __device__ __forceinline__ void load_x(uint32_t (&x)[4][4], int panel) const {
-    if (kPass == kValues && panel == 3) {  // three places serve four panels
+    if (kPass == kValues && kPanels == 4 && panel == 3) {  // three places serve four panels
       wait_second(kX);
       if (tokens() < kC) {
         named_barrier(1, 256);  // the place's first panel has been read by all
@@ -269,6 +272,7 @@ struct HalfTile {
     if (tokens() < kC) {
       for (int place = 0; place < kPlaces; ++place) {
         if ((place >= kS && place < kZ) || (kPass == kValues && place == kX + 3)) continue;
+        if (place < kZ && place % 4 >= kPanels) continue;
         wait_first(place);
         clear_rows(place);
       }

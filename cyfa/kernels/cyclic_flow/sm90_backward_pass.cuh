@@ -7,7 +7,7 @@
 //
 // A block stays with one head and takes every so-manieth tile. Of its first warpgroup one thread asks for copies and three warps prepare
 // the tokens' decays; the other two warpgroups own 64 tokens of the tile each. Shared memory, 227 KB: 14 places of a panel of [128 rows, 64
-// columns], and what is known of the tokens.
+// columns], and what is known of the tokens. Narrower heads have fewer panels, in the same places.
 #pragma once
 
 #include <cstddef>
@@ -23,10 +23,9 @@ cudaError_t backward_keys(const Sm90BackwardParams& p, cudaStream_t stream);
 
 constexpr int kPassThreads = 384;
 constexpr int kFeeders = 96;  // threads that prepare tokens
-constexpr int kPanels = kD / kPanelColumns;
 constexpr int kPanelBytes = kC * kRowBytes;
 constexpr int kPlaces = 14;
-constexpr int kX = 0, kY = 4, kS = 8, kZ = 12;  // first places of x, y, dS', z
+constexpr int kX = 0, kY = 4, kS = 8, kZ = 12;  // first places of x, y, dS', z: four panels at most, z two
 constexpr int kHalfRows = 64 * kRowBytes >> 4;  // distance of the tile's second half, as of operands
 constexpr int kBlock = 16;                      // tokens whose decays have one origin
 
@@ -95,10 +94,11 @@ __device__ __forceinline__ void feed_panel(PassShared& s, int place, int last_us
   barrier_expect(&s.full[place], kPanelBytes);
   copy_box(shared_address(s.ring + place * kPanelBytes), map, column, row, &s.full[place]);
 }
+template <int kPanels>
 __device__ __forceinline__ void feed_d_state(const PassParams& params, PassShared& s, int t, int h, int pass, int panel, int last_use) {
   const Tile& tile = params.p.in.tile[t];
   if (tile.tokens == kC) {
-    feed_panel(s, kS + panel, last_use, &params.d_states, h * kD + panel * kPanelColumns, static_cast<int>(tile.token));
+    feed_panel(s, kS + panel, last_use, &params.d_states, (h * kPanels + panel) * kPanelColumns, static_cast<int>(tile.token));
   } else {
     feed_panel(s, kS + panel, last_use, &params.spare, panel * kPanelColumns, ((tile.sequence * params.p.in.H + h) * 2 + pass) * kM);
   }
@@ -176,19 +176,21 @@ __device__ __forceinline__ void init_barriers(PassShared& s, int released_by_fee
 inline cudaError_t launch_pass(void (*kernel)(PassParams), const Sm90BackwardParams& p, Pass pass, cudaStream_t stream) {
   PassParams params = {p, workspace_of(p), {}, {}, {}, {}, {}, {}, {}};
   const Sm90ForwardParams& in = p.in;
-  const int64_t width = static_cast<int64_t>(in.H) * kD;
   const bool keys = pass == kKeys;
+  const int64_t width = static_cast<int64_t>(in.H) * (keys ? in.K : in.V);
+  const int64_t width_of_z = static_cast<int64_t>(in.H) * 2 * kM;
+  const int state = state_width(in);
   cudaError_t status = make_tensor_map(params.x, keys ? in.k : in.v, in.T, width, keys ? in.k_stride : in.v_stride, kC);
   if (status == cudaSuccess) status = make_tensor_map(params.y, keys ? in.q : p.grad_o, in.T, width, keys ? in.q_stride : width, kC);
-  if (status == cudaSuccess) status = make_tensor_map(params.z, p.d_k, in.T, width, width, kC);
+  if (status == cudaSuccess) status = make_tensor_map(params.z, params.w.d_scores, in.T, width_of_z, width_of_z, kC);
   if (status == cudaSuccess) status = make_tensor_map(params.d_states, keys ? p.d_q : p.d_v, in.T, width, width, kC);
   if (status == cudaSuccess) status = make_tensor_map(params.out, keys ? p.d_q : p.d_v, in.T, width, width, 16);
   params.spare = params.d_states;
   if (status == cudaSuccess && has_short_tiles(p)) {
-    status = make_tensor_map(params.spare, params.w.spare, static_cast<int64_t>(in.N) * in.H * 2 * kM, kD, kD, kM);
+    status = make_tensor_map(params.spare, params.w.spare, static_cast<int64_t>(in.N) * in.H * 2 * kM, state, state, kM);
   }
   if (status == cudaSuccess) {
-    status = make_tensor_map(params.states, params.w.states, (static_cast<int64_t>(in.tiles) * in.H * 2 + 1) * kM, kD, kD, kM);
+    status = make_tensor_map(params.states, params.w.states, (static_cast<int64_t>(in.tiles) * in.H * 2 + 1) * kM, state, state, kM);
   }
   if (status == cudaSuccess) {
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(PassShared)));

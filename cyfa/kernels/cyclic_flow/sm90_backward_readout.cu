@@ -14,6 +14,7 @@
 //                 the second half of dO; Z of the next tile
 //   table      the table; U, on its way out too; the table again
 //   writes, tokens   as in forward's outputs
+// Values of 128 columns or 64 have no second half.
 // All products of the readout are in half precision: p, the table and Z as in forward; gradients are divided by a power of two, found for
 // each row of pairs and for each tile of dX and dL, so that gradients of any size keep their bits. What dA is summed from has the power of
 // two of the largest dX so far.
@@ -68,13 +69,14 @@ enum Place { kAtDX, kAtDL, kAtNext, kAtScores };
 __device__ __forceinline__ int distance_of(int place, int n) {
   return place == kAtDX ? kDX : pair_of_use(place == kAtDL ? kDL : place == kAtNext ? kNextScores : kScores, n);
 }
-// Parity of a place's barriers in the block's n-th tile: dL's is used three times, the others once.
+// Parity of a place's barriers in the block's n-th tile: dL's is used three times, or once of narrow values, the others once.
 __device__ __forceinline__ int parity_of(int use, int n) { return (use + n) & 1; }
 
 // What dA is multiplied by besides unit_of the largest dX: so dX stays below 8, and dL times kScoreUnit in the range of half precision.
 __device__ __forceinline__ float unit_of_sum(float table_unit) { return 4.0F * fminf(1.0F, inverse_of_unit(table_unit)); }
 
 // All copies of the block's tiles, in the order in which there is room for them.
+template <int kPanels>
 __device__ __forceinline__ void feed_copies(const ReadoutParams& params, Shared& s, const Share& share) {
   const Sm90ForwardParams& p = params.p.in;
   const int h = share.h;
@@ -107,34 +109,39 @@ __device__ __forceinline__ void feed_copies(const ReadoutParams& params, Shared&
     const int state = state_row(p, t, h, kValues);
     const auto load = [&](int place, const CUtensorMap& map, int column, int row) {
       uint64_t* full = &s.full[place];
-      barrier_expect(full, kPairBytes);
+      constexpr int kCount = kPanels == 1 ? 1 : 2;
+      barrier_expect(full, kCount * kPanelBytes);
       const uint32_t to = base + distance_of(place, anew(n));
 #pragma unroll
-      for (int i = 0; i < 2; ++i) copy_box(to + i * kPanelBytes, &map, column + i * kPanelColumns, row, full);
+      for (int i = 0; i < kCount; ++i) copy_box(to + i * kPanelBytes, &map, column + i * kPanelColumns, row, full);
     };
     barrier_wait(&s.probs_done, 1 - n % 2);
-    load(kAtDX, params.grad_o, h * kD, token);
-    load(kAtDL, params.v, h * kD, token);
+    constexpr int kWidth = kPanels * kPanelColumns;
+    load(kAtDX, params.grad_o, h * kWidth, token);
+    load(kAtDL, params.v, h * kWidth, token);
     barrier_wait(&s.stored, 1 - n % 2);
-    load(kAtNext, params.grad_o, h * kD + kD / 2, token);
+    if (kPanels == 4) load(kAtNext, params.grad_o, h * kD + kD / 2, token);
     barrier_wait(&s.scored, n % 2);
     load(kAtScores, params.states, 0, state);
-    barrier_wait(&s.empty[kAtDL], parity_of(0, n));
-    load(kAtDL, params.v, h * kD + kD / 2, token);
-    barrier_wait(&s.empty[kAtDL], parity_of(1, n));
-    load(kAtDL, params.states, kD / 2, state);
+    if (kPanels == 4) {
+      barrier_wait(&s.empty[kAtDL], parity_of(0, n));
+      load(kAtDL, params.v, h * kD + kD / 2, token);
+      barrier_wait(&s.empty[kAtDL], parity_of(1, n));
+      load(kAtDL, params.states, kD / 2, state);
+    }
     barrier_wait(&s.empty[kAtScores], n % 2);
     load_scores(&s.again_full, t, n);
     barrier_wait(&s.weights_done, n % 2);
     load_table();
     if (t >= share.step) {
-      barrier_wait(&s.empty[kAtNext], n % 2);
+      if (kPanels == 4) barrier_wait(&s.empty[kAtNext], n % 2);
       load_next(t - share.step, n + 1);
     }
   }
 }
 
 // One half of a tile: the 64 tokens of which the warp's are strip .. strip + 15.
+template <int kPanels>
 __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, const Workspace& w, const CUtensorMap& rows, Shared& s,
                                                 int strip, int n, float (&d_table)[64]) {
   const int lane = threadIdx.x % 32;
@@ -150,7 +157,7 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
   // Anew in every part, else the operands' descriptors are kept from part to part, and registers run out.
   uint32_t at = anew_address();
   uint32_t base = at >> 4;
-  const int stride = p.in.H * kD;
+  const int stride = p.in.H * 2 * kM;
 
   // The slot weights again: p from the scores, U = unrot(p A). Meanwhile the tensor cores find dO V^T.
   uint32_t turn0, turn8;
@@ -165,7 +172,8 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
     const uint32_t at_b = base + (distance_of(place, n) >> 4);
     wgmma_fence();
 #pragma unroll
-    for (int kk = 0; kk < 8; ++kk) wgmma<0>(d, along_columns_128(at_o, 0, 16 * kk), along_columns_128(at_b, 0, 16 * kk), !first || kk > 0);
+    for (int kk = 0; kk < (kPanels == 1 ? 4 : 8); ++kk)
+      wgmma<0>(d, along_columns_128(at_o, 0, 16 * kk), along_columns_128(at_b, 0, 16 * kk), !first || kk > 0);
     wgmma_commit();
   };
   barrier_wait(&s.scores_full, parity);
@@ -217,19 +225,25 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
     wgmma_wait<0>();
     rotate_back(mixed[0], turn0, turn8, 0, unit, weights);
     mix(1);
-    wait_full(kAtNext, 0);
-    wait_full(kAtDL, 1);
-    multiply(pairs, kAtNext, kAtDL, false);
-    wgmma_wait<1>();
+    if constexpr (kPanels == 4) {
+      wait_full(kAtNext, 0);
+      wait_full(kAtDL, 1);
+      multiply(pairs, kAtNext, kAtDL, false);
+      wgmma_wait<1>();
+    } else {
+      wgmma_wait<0>();
+    }
     if (lane == 0) barrier_arrive(&s.mixed);
     rotate_back(mixed[1], turn0 + zero, turn8 + zero, 32, unit, weights + 4);
-    wgmma_wait<0>();
-    release(kAtDL);
+    if constexpr (kPanels == 4) {
+      wgmma_wait<0>();
+      release(kAtDL);
+    }
     barrier_wait(&s.mixed, parity);
     put_blocks(at + kTable, strip, weights);
   }
   const auto store = [&](uint32_t pair, int first) {
-    const int column = h * kD + first;
+    const int column = h * 2 * kM + first;
     const int at_row = token() + strip;
     bf16* to = w.d_scores + static_cast<int64_t>(at_row) * stride + column;
     store_strip<2>(pair, strip / 16, &rows, column, at_row, to, stride, tokens() - strip);
@@ -255,14 +269,20 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
     uint32_t a[8][4];
     pack_halves(pairs, unit0, unit8, a);
     settle(a);
-    wait_full(kAtDL, 2);
-    multiply(d_weights, kAtNext, kAtDL, false);
-    wgmma_wait<1>();
-    release(kAtDX);
-    release(kAtScores);
-    wgmma_wait<0>();
-    release(kAtDL);
-    release(kAtNext);
+    if constexpr (kPanels == 4) {
+      wait_full(kAtDL, 2);
+      multiply(d_weights, kAtNext, kAtDL, false);
+      wgmma_wait<1>();
+      release(kAtDX);
+      release(kAtScores);
+      wgmma_wait<0>();
+      release(kAtDL);
+      release(kAtNext);
+    } else {
+      wgmma_wait<0>();
+      release(kAtDX);
+      release(kAtScores);
+    }
     const float gate0 = power_of_2(s.tokens.gate(row).x);
     const float gate8 = power_of_2(s.tokens.gate(row + 8).x);
     {
@@ -377,7 +397,7 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
         row8 = pack_half(x8.x * (d_logits[4 * i + 2] - mean8), x8.y * (d_logits[4 * i + 3] - mean8));
       }
     }
-    barrier_wait(&s.empty[kAtDL], parity_of(2, n));
+    barrier_wait(&s.empty[kAtDL], parity_of(kPanels == 4 ? 2 : 0, n));
     {
       uint32_t x[8][4];
       scale_halves(a, kScoreUnit * unit * ratio, x);
@@ -436,6 +456,7 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
   store(at + pair_of_use(kDL, n), 0);
 }
 
+template <int kPanels>
 __global__ void __launch_bounds__(kReadoutThreads, 1) cyclic_flow_backward_readout_sm90(const __grid_constant__ ReadoutParams params) {
   extern __shared__ __align__(1024) char raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
@@ -461,7 +482,7 @@ __global__ void __launch_bounds__(kReadoutThreads, 1) cyclic_flow_backward_reado
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 0) {
-      feed_copies(params, s, Share(p.in));
+      feed_copies<kPanels>(params, s, Share(p.in));
     } else if (threadIdx.x >= 32) {
       feed_tokens<false>(p.in, params.forward, s, Share(p.in));
     }
@@ -472,7 +493,7 @@ __global__ void __launch_bounds__(kReadoutThreads, 1) cyclic_flow_backward_reado
     const volatile int& count = s.count;
     float d_table[64] = {};
 #pragma unroll 1
-    for (int n = 0; n < count; ++n) readout_of_half(p, w, params.rows, s, strip, n, d_table);
+    for (int n = 0; n < count; ++n) readout_of_half<kPanels>(p, w, params.rows, s, strip, n, d_table);
     copies_read();
     const float inverse = inverse_of_unit(unit_of_sum(s.unit) * unit_of(s.most));
     float4* to = w.d_tables + static_cast<int64_t>(blockIdx.x) * (kM * kM / 4) + threadIdx.x - 128;
@@ -488,22 +509,25 @@ __global__ void __launch_bounds__(kReadoutThreads, 1) cyclic_flow_backward_reado
 
 cudaError_t backward_readout(const Sm90BackwardParams& p, cudaStream_t stream) {
   ReadoutParams params = {p, workspace_of(p), cyclic_flow::workspace_of(p.in), {}, {}, {}, {}, {}, {}};
-  const int64_t width = static_cast<int64_t>(p.in.H) * kD;
-  cudaError_t status = make_tensor_map(params.scores, params.w.scores, p.in.T, width / 2, width / 2, kC);
+  const int64_t width = static_cast<int64_t>(p.in.H) * p.in.V;
+  const int64_t slots = static_cast<int64_t>(p.in.H) * kM;
+  const int state = state_width(p.in);
+  cudaError_t status = make_tensor_map(params.scores, params.w.scores, p.in.T, slots, slots, kC);
   if (status == cudaSuccess) status = make_tensor_map(params.grad_o, p.grad_o, p.in.T, width, width, kC);
   if (status == cudaSuccess) status = make_tensor_map(params.v, p.in.v, p.in.T, width, p.in.v_stride, kC);
   if (status == cudaSuccess) {
-    status = make_tensor_map(params.states, params.w.states, (static_cast<int64_t>(p.in.tiles) * p.in.H * 2 + 1) * kM, kD, kD, kM);
+    status = make_tensor_map(params.states, params.w.states, (static_cast<int64_t>(p.in.tiles) * p.in.H * 2 + 1) * kM, state, state, kM);
   }
   if (status == cudaSuccess) status = make_tensor_map(params.table, params.w.table, static_cast<int64_t>(p.in.H) * kM, kM, kM, kM);
-  if (status == cudaSuccess) status = make_tensor_map(params.rows, params.w.d_scores, p.in.T, width, width, 16);
-  if (status == cudaSuccess) {
-    status = cudaFuncSetAttribute(cyclic_flow_backward_readout_sm90, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(sizeof(Shared)));
-  }
+  if (status == cudaSuccess) status = make_tensor_map(params.rows, params.w.d_scores, p.in.T, 2 * slots, 2 * slots, 16);
   if (status != cudaSuccess) return status;
-  cyclic_flow_backward_readout_sm90<<<readout_blocks_of_head(p) * p.in.H, kReadoutThreads, sizeof(Shared), stream>>>(params);
-  return cudaGetLastError();
+  return with_panel_count(p.in.V / kPanelColumns, [&](auto panels) {
+    const auto kernel = &cyclic_flow_backward_readout_sm90<decltype(panels)::value>;
+    const cudaError_t set = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(Shared)));
+    if (set != cudaSuccess) return set;
+    kernel<<<readout_blocks_of_head(p) * p.in.H, kReadoutThreads, sizeof(Shared), stream>>>(params);
+    return cudaGetLastError();
+  });
 }
 
 }  // namespace cyfa::cyclic_flow::sm90_backward_stages

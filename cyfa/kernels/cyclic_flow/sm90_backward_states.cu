@@ -195,8 +195,8 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
       const int64_t mine = given_state(p.in, s.walk[0], h, keys) + (keys ? column * p.in.M + slot : slot * Shape::kWidth + column);
       float state[Shape::kSpans][N];
       const float* given = !last ? nullptr : keys ? p.grad_final_k : p.grad_final_v;
-      get_state<Shape::kWidth>(state, !kLocal && !last ? carried(share.place + 1, keys) : nullptr, given != nullptr ? given + mine : nullptr, keys, slot,
-                p.in);
+      get_state<Shape::kWidth>(state, !kLocal && !last ? carried(share.place + 1, keys) : nullptr,
+                               given != nullptr ? given + mine : nullptr, keys, slot, p.in);
 
 #pragma unroll 1
       for (int step = 0; step < halves.count; ++step) {

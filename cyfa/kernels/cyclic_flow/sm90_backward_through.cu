@@ -30,8 +30,9 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// <S, dS'> and X(S, dS') / (2 pi / m) of 16 slots and 128 columns, or 64, by a warp, as the diagonal of dS' S^T and what lies beside it. A lane has
-// eight columns of every 32 of two rows, from `state` and `d_state` on: which of the columns they are is all the same to the product.
+// <S, dS'> and X(S, dS') / (2 pi / m) of 16 slots and 128 columns, or 64, by a warp, as the diagonal of dS' S^T and what lies beside it. A
+// lane has eight columns of every 32 of two rows, from `state` and `d_state` on: which of the columns they are is all the same to the
+// product.
 template <int kPieces>
 __device__ __forceinline__ float2 sum_through(const bf16* state, int state_stride, const bf16* d_state, int stride, const float* weight,
                                               int first_pair) {

@@ -1,8 +1,8 @@
 // The value pass of cyclic_flow's backward on Hopper, a tile of one head at a time (sm90_backward_pass.cuh):
 //   dV = beta (D * (phi U^T))^T dO + beta b (phi dS_V')
 // and the scalars of its tokens. v has three of the places, one of them twice a tile; the fourth is where a warp's results lie on their
-// way to memory. The warpgroups change halves from tile to tile, since the first half has more pairs.
-// Overwrites d_v, which holds dS_V': a tile's are all in shared memory before the first of its gradients is stored.
+// way to memory; of narrower heads each panel has a place. The warpgroups change halves from tile to tile, since the first half has more
+// pairs. Overwrites d_v, which holds dS_V': a tile's are all in shared memory before the first of its gradients is stored.
 #include "cyfa/kernels/cyclic_flow/sm90_backward_pairs.cuh"
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
@@ -13,24 +13,26 @@ constexpr int kCorner = kX + 3;
 constexpr int kStripFloats = 16 * kRowBytes / 4;
 
 // In the order in which places become free.
+template <int kPanels>
 __device__ __forceinline__ void feed_copies(const PassParams& params, PassShared& s) {
   const Sm90BackwardParams& p = params.p;
   const Share share(p);
-  const int column = share.h * kD;
+  const int column = share.h * kPanels * kPanelColumns;
   int parity = 1;
 #pragma unroll 1
   for (int t = share.first; t < p.in.tiles; t += share.step, parity ^= 1) {
     const int token = static_cast<int>(p.in.tile[t].token);
 #pragma unroll 1
-    for (int i = 0; i < 3; ++i) feed_panel(s, kX + i, i == 0 ? 1 : parity, &params.x, column + i * kPanelColumns, token);
+    for (int i = 0; i < (kPanels == 4 ? 3 : kPanels); ++i)
+      feed_panel(s, kX + i, kPanels == 4 && i == 0 ? 1 : parity, &params.x, column + i * kPanelColumns, token);
 #pragma unroll 1
-    for (int i = 0; i < kM / kPanelColumns; ++i) feed_panel(s, kZ + i, parity, &params.z, column + kM + i * kPanelColumns, token);
+    for (int i = 0; i < kM / kPanelColumns; ++i) feed_panel(s, kZ + i, parity, &params.z, share.h * 2 * kM + kM + i * kPanelColumns, token);
 #pragma unroll 1
     for (int i = 0; i < kPanels; ++i) {
       feed_panel(s, kY + i, parity, &params.y, column + i * kPanelColumns, token);
-      feed_d_state(params, s, t, share.h, kValues, i, parity);
+      feed_d_state<kPanels>(params, s, t, share.h, kValues, i, parity);
     }
-    feed_panel(s, kX, 0, &params.x, column + 3 * kPanelColumns, token);
+    if (kPanels == 4) feed_panel(s, kX, 0, &params.x, column + 3 * kPanelColumns, token);
   }
 }
 
@@ -55,12 +57,13 @@ __device__ __forceinline__ void feed(const PassParams& params, PassShared& s) {
 }
 
 // dV of a half tile, a quarter of the columns at a time; `token` and `tokens` become the next tile's.
-template <bool kFirst>
-__device__ __forceinline__ void values_of_half(const HalfTile<kValues, kFirst>& tile, int& token, int& tokens) {
+template <bool kFirst, int kPanels>
+__device__ __forceinline__ void values_of_half(const HalfTile<kValues, kFirst, kPanels>& tile, int& token, int& tokens) {
   const Sm90BackwardParams& p = tile.params.p;
   PassShared& s = tile.s;
   const int strip = tile.strip;
   Pairs found;
+  if (kPanels < 4) barrier_wait(&s.empty[kColumns], (tile.n() & 1) ^ 1);  // else no v would be there before
   float* columns = reinterpret_cast<float*>(s.ring + kColumns * kPanelBytes) + strip * kStripFloats + column_of_lane();
   tile.pairs(found, [&](int i, float sum) { columns[32 * i] = sum; });
   tile.release(kZ);
@@ -80,12 +83,13 @@ __device__ __forceinline__ void values_of_half(const HalfTile<kValues, kFirst>& 
     for (int i = 0; i < 16; ++i) out[i / 4][i % 4] = pack(d[2 * i], d[2 * i + 1]);
     const int column = panel * kPanelColumns;
     put_strip(out, tile.panel_at(kCorner), strip);
-    store_strip(tile.panel_at(kCorner), strip, &tile.params.out, tile.h() * kD + column, tile.token() + 16 * strip,
-                static_cast<bf16*>(p.d_v) + tile.first_row() + column, static_cast<int64_t>(p.in.H) * kD, tile.tokens() - 16 * strip);
+    store_strip(tile.panel_at(kCorner), strip, &tile.params.out, tile.h() * tile.kWidth + column, tile.token() + 16 * strip,
+                static_cast<bf16*>(p.d_v) + tile.first_row() + column, static_cast<int64_t>(p.in.H) * tile.kWidth,
+                tile.tokens() - 16 * strip);
   }
 }
 
-template <bool kFirst>
+template <bool kFirst, int kPanels>
 __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_values_sm90(const __grid_constant__ PassParams params) {
   extern __shared__ __align__(1024) char raw[];
   PassShared& s = *reinterpret_cast<PassShared*>(raw);
@@ -95,7 +99,7 @@ __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_values_s
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x == 0) {
-      feed_copies(params, s);
+      feed_copies<kPanels>(params, s);
     } else if (threadIdx.x >= 32) {
       feed(params, s);
     }
@@ -107,7 +111,7 @@ __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_values_s
 #pragma unroll 1
     while (tokens > 0) {
       const int group = static_cast<int>(threadIdx.x) / 128 - 1;
-      const HalfTile<kValues, kFirst> tile(params, s, token, tokens, n, __shfl_sync(0xFFFFFFFF, (group + n) % 2, 0));
+      const HalfTile<kValues, kFirst, kPanels> tile(params, s, token, tokens, n, __shfl_sync(0xFFFFFFFF, (group + n) % 2, 0));
       values_of_half(tile, token, tokens);
       n = tile.n() + 1;
     }
@@ -118,8 +122,10 @@ __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_values_s
 }  // namespace
 
 cudaError_t backward_values(const Sm90BackwardParams& p, cudaStream_t stream) {
-  return launch_pass(p.in.section == 0 ? &cyclic_flow_backward_values_sm90<true> : &cyclic_flow_backward_values_sm90<false>, p, kValues,
-                     stream);
+  if (p.in.section > 0) return launch_pass(&cyclic_flow_backward_values_sm90<false, 4>, p, kValues, stream);
+  return with_panel_count(p.in.V / kPanelColumns, [&](auto panels) {
+    return launch_pass(&cyclic_flow_backward_values_sm90<true, decltype(panels)::value>, p, kValues, stream);
+  });
 }
 
 }  // namespace cyfa::cyclic_flow::sm90_backward_stages

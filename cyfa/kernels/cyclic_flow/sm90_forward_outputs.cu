@@ -380,8 +380,7 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
     // queries that were there.
     named_barrier(3, 256);
     for (int i = tokens * (kWidth / 8) + threadIdx.x % 128; i < kC * (kWidth / 8); i += 128) {
-      *reinterpret_cast<uint4*>(place_of<Ring>(s, kValues) + piece_offset(kC, i / (kWidth / 8), i % (kWidth / 8))) =
-          make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(place_of<Ring>(s, kValues) + piece_offset(kC, i / (kWidth / 8), i % (kWidth / 8))) = make_uint4(0, 0, 0, 0);
     }
     fence_async_proxy();
     named_barrier(3, 256);

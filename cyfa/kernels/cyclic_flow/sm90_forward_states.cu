@@ -5,8 +5,8 @@
 // A block (sm90_walk.cuh) walks keys or values of one head, or both one after the other, whole states or parts of them. Overwrites
 // states, rate and carried of the workspace and the final states.
 //
-// Shared memory, up to 227 KB: four stages of 64 keys or values (32 KB, less of narrow heads) and their write vectors (16 KB, of half of the slots 8); a corner
-// of 4 KB a warp that holds. At a walk's end the stages hold the final state on its way to memory.
+// Shared memory, up to 227 KB: four stages of 64 keys or values (32 KB, less of narrow heads) and their write vectors (16 KB, of half of
+// the slots 8); a corner of 4 KB a warp that holds. At a walk's end the stages hold the final state on its way to memory.
 #include <cuda_runtime.h>
 
 #include "cyfa/kernels/cyclic_flow/sm90_walk.cuh"
@@ -218,8 +218,8 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_forward_states_sm
       const auto carried = [&](int place) {
         return carried_state(w, p, place, h, keys ? 0 : 1) + share.span * 64 * kStateThreads + of_state;
       };
-      get_state<Shape::kWidth>(state, !kLocal && walk.segment > 0 ? carried(share.place - 1) : nullptr, given != nullptr ? given + mine : nullptr, keys,
-                slot, p);
+      get_state<Shape::kWidth>(state, !kLocal && walk.segment > 0 ? carried(share.place - 1) : nullptr,
+                               given != nullptr ? given + mine : nullptr, keys, slot, p);
 
 #pragma unroll 1
       for (int half = 0; half < halves.count; ++half) {

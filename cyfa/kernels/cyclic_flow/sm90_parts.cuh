@@ -99,7 +99,8 @@ __host__ __device__ inline Workspace workspace_of(const Sm90ForwardParams& p) {
   w.weight = w.table_unit + p.H;
   w.scores = static_cast<__half*>(p.kept.scores);
   w.advance = reinterpret_cast<double*>(take(static_cast<int64_t>(p.tiles) * p.H * 8));
-  w.carried = reinterpret_cast<float*>(take(has_segments(p) ? static_cast<int64_t>(segment_places(p)) * p.H * 2 * kM * state_width(p) * 4 : 0));
+  w.carried =
+      reinterpret_cast<float*>(take(has_segments(p) ? static_cast<int64_t>(segment_places(p)) * p.H * 2 * kM * state_width(p) * 4 : 0));
   w.weights = reinterpret_cast<__half*>(take(p.M > kM ? units * sm90_filled_slots(p.M) * 2 : 0));
   // Last: with_normalised_rows() leaves parameters of which one cannot see that there are rows.
   for (bf16*& rows : w.rows) rows = reinterpret_cast<bf16*>(take(normalises_first(p) ? units * p.K * 2 : 0));

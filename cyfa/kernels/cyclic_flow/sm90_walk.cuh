@@ -268,8 +268,8 @@ __device__ __forceinline__ void store_state(const float (&state)[kSpans][N], cha
 
 constexpr int kCombineThreads = 256;
 
-// Blocks (2 N H, kM state_width / 4 / kCombineThreads), one float4 of a state a thread: S <- decay S + local over a sequence's segments in the order
-// of the walk, but its last. The first is whole already.
+// Blocks (2 N H, kM state_width / 4 / kCombineThreads), one float4 of a state a thread: S <- decay S + local over a sequence's segments in
+// the order of the walk, but its last. The first is whole already.
 template <bool kReverse>
 __device__ __forceinline__ void combine_segments(const Sm90ForwardParams& p, const float2* gate, float* carried) {
   const int which = blockIdx.x % 2;
