@@ -174,18 +174,28 @@ __global__ void __launch_bounds__(kThreads, kSteps * kRows <= 96 && kSteps != 8 
       if (tile_row() + half * kTileRows < p.rows && chunk < chunks) of_x[half][step] = x[half * kTileRows * stride + 4 * chunk];
     }
   }
-  float4 tile_sums[kTiles] = {};
+  // A product waits for the one before it in its chain. Several tiles are as many chains.
+  constexpr int kChains = kInput == GemvInput::kNorm ? 1 : 4;
+  float4 tile_sums[kTiles][kChains] = {};
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     if (warp + kWarps * step >= chunks) break;
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) multiply_chunk(tile_sums[tile], of_x[0][step], of_x[1][step], held[tile][step]);
+    for (int tile = 0; tile < kTiles; ++tile) {
+      multiply_chunk(tile_sums[tile][step % kChains], of_x[0][step], of_x[1][step], held[tile][step]);
+    }
   }
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     float* to = &sums[warp][tile][tile_row()][2 * tile_quarter()];
-    *reinterpret_cast<float2*>(to) = make_float2(tile_sums[tile].x, tile_sums[tile].y);
-    if (kHalves > 1) *reinterpret_cast<float2*>(to + kTileRows * kTileRows) = make_float2(tile_sums[tile].z, tile_sums[tile].w);
+    float4 sum = tile_sums[tile][0];
+#pragma unroll
+    for (int chain = 1; chain < kChains; ++chain) {
+      const float4 more = tile_sums[tile][chain];
+      sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+    }
+    *reinterpret_cast<float2*>(to) = make_float2(sum.x, sum.y);
+    if (kHalves > 1) *reinterpret_cast<float2*>(to + kTileRows * kTileRows) = make_float2(sum.z, sum.w);
   }
   __syncthreads();
 
