@@ -46,21 +46,17 @@ at::Tensor squares(const at::Tensor& x, int64_t parts) { return at::empty({parts
 
 bool takes(const Gemm64& p, const at::Tensor& weight) { return plain(weight) && dense::gemm64_takes(p); }
 
-void queue(Gemm64 p, const at::Tensor& y, const at::Tensor& ahead = {}) {
+void queue(Gemm64 p, const at::Tensor& y) {
   p.y = y.mutable_data_ptr();
-  if (ahead.defined()) {
-    p.ahead = ahead.const_data_ptr();
-    p.ahead_bytes = static_cast<int64_t>(ahead.nbytes());
-  }
   C10_CUDA_CHECK(dense::gemm64_cuda(p, stream()));
 }
 
 // Adds a product to the rows, which are then `next`'s.
-void queue_add(Gemm64 p, StepRows& rows, const StepNorm& next, const at::Tensor& ahead) {
+void queue_add(Gemm64 p, StepRows& rows, const StepNorm& next) {
   rows = {rows.x, at::empty_like(rows.x), squares(rows.x, dense::gemm64_parts(p.in, p.out)), next.eps};
   p.next_weight = next.weight.const_data_ptr<float>();
   p.next = normable(rows);
-  queue(p, rows.x, ahead);
+  queue(p, rows.x);
 }
 
 }  // namespace
@@ -79,7 +75,7 @@ StepRows begin_rows(const at::Tensor& x, const StepNorm& next) {
   return rows;
 }
 
-bool add_flow_rows(StepRows& rows, const FlowStep& f, const StepNorm& next, const at::Tensor& ahead) {
+bool add_flow_rows(StepRows& rows, const FlowStep& f, const StepNorm& next) {
   const c10::cuda::CUDAGuard guard(rows.x.device());
   const at::Tensor y = at::empty({rows.x.size(0), f.w.projection.value.size(0)}, rows.x.options());
   const at::Tensor gate = at::empty({rows.x.size(0), f.o_proj.size(1)}, rows.x.options());
@@ -93,17 +89,17 @@ bool add_flow_rows(StepRows& rows, const FlowStep& f, const StepNorm& next, cons
   const at::Tensor o = flow_step_of(y, gate, f);
   if (!o.defined()) return false;
   last.x = o.const_data_ptr();
-  queue_add(last, rows, next, ahead);
+  queue_add(last, rows, next);
   return true;
 }
 
-bool add_swiglu_rows(StepRows& rows, const at::Tensor& gate_up, const at::Tensor& down, const StepNorm& next, const at::Tensor& ahead) {
+bool add_swiglu_rows(StepRows& rows, const at::Tensor& gate_up, const at::Tensor& down, const StepNorm& next) {
   const c10::cuda::CUDAGuard guard(rows.x.device());
   const at::Tensor wide = at::empty({rows.x.size(0), down.size(1)}, rows.x.options());
   const Gemm64 first = normed_product(rows, gate_up, Gemm64Output::kSwiglu), last = product(wide, down, Gemm64Output::kAdd);
   if (!takes(first, gate_up) || !takes(last, down)) return false;
   queue(first, wide);
-  queue_add(last, rows, next, ahead);
+  queue_add(last, rows, next);
   return true;
 }
 

@@ -19,9 +19,9 @@ struct StepRows {
 
 bool some_rows(const at::Tensor& x);
 StepRows begin_rows(const at::Tensor& x, const StepNorm& next);
-// x += mixer(norm(x)). `ahead`, where defined: as of decode_step.h.
-bool add_flow_rows(StepRows& rows, const FlowStep& f, const StepNorm& next, const at::Tensor& ahead = {});
+// x += mixer(norm(x)).
+bool add_flow_rows(StepRows& rows, const FlowStep& f, const StepNorm& next);
 // x += down (silu(g) u), [g, u] = gate_up norm(x).
-bool add_swiglu_rows(StepRows& rows, const at::Tensor& gate_up, const at::Tensor& down, const StepNorm& next, const at::Tensor& ahead = {});
+bool add_swiglu_rows(StepRows& rows, const at::Tensor& gate_up, const at::Tensor& down, const StepNorm& next);
 
 }  // namespace cyfa::ops

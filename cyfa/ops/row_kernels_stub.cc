@@ -29,8 +29,8 @@ at::Tensor head_step(const at::Tensor&, const StepNorm&, const at::Tensor&) { re
 at::Tensor flow_step_gated(const at::Tensor&, const FlowStep&) { return {}; }
 bool some_rows(const at::Tensor&) { return false; }
 StepRows begin_rows(const at::Tensor&, const StepNorm&) { absent(); }
-bool add_flow_rows(StepRows&, const FlowStep&, const StepNorm&, const at::Tensor&) { return false; }
-bool add_swiglu_rows(StepRows&, const at::Tensor&, const at::Tensor&, const StepNorm&, const at::Tensor&) { return false; }
+bool add_flow_rows(StepRows&, const FlowStep&, const StepNorm&) { return false; }
+bool add_swiglu_rows(StepRows&, const at::Tensor&, const at::Tensor&, const StepNorm&) { return false; }
 
 namespace row_kernels {
 

@@ -76,15 +76,6 @@ __device__ void multiply(float (&d)[S::kWidth / 2], uint32_t panels, int team, i
 
 __device__ __forceinline__ float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-// This block's share of what later launches read.
-__device__ void ask_ahead(const Gemm64& p) {
-  if (p.ahead == nullptr) return;
-  constexpr int64_t kUnit = 16;
-  const int64_t units = p.ahead_bytes / kUnit, begin = units * blockIdx.x / gridDim.x, end = units * (blockIdx.x + 1) / gridDim.x;
-  const auto bytes = static_cast<int>((end - begin) * kUnit);
-  if (bytes > 0) hopper::prefetch_bulk(static_cast<const char*>(p.ahead) + begin * kUnit, bytes);
-}
-
 // The squares of a block's rows: asked for while x comes, added up when the products are done.
 template <class S>
 struct Squares {
@@ -117,15 +108,11 @@ template <Gemm64Output kOutput>
 __device__ __forceinline__ void store_two(const Gemm64& p, int row, int64_t column, float2 y) {
   if (row >= p.rows || column >= p.out) return;
   const int64_t at = row * p.out + column;
-  if constexpr (kOutput == Gemm64Output::kFloat) {
-    *reinterpret_cast<float2*>(static_cast<float*>(p.y) + at) = y;
-  } else {
-    if (kOutput == Gemm64Output::kStore && p.bias != nullptr) {
-      const float2 bias = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(static_cast<const bf16*>(p.bias) + column));
-      y = make_float2(y.x + bias.x, y.y + bias.y);
-    }
-    *reinterpret_cast<__nv_bfloat162*>(static_cast<bf16*>(p.y) + at) = __floats2bfloat162_rn(y.x, y.y);
+  if (kOutput == Gemm64Output::kStore && p.bias != nullptr) {
+    const float2 bias = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(static_cast<const bf16*>(p.bias) + column));
+    y = make_float2(y.x + bias.x, y.y + bias.y);
   }
+  *reinterpret_cast<__nv_bfloat162*>(static_cast<bf16*>(p.y) + at) = __floats2bfloat162_rn(y.x, y.y);
 }
 
 // What kAdd adds to, of a thread: two neighbouring columns of `row` and row + 8.
@@ -197,7 +184,6 @@ __global__ void __launch_bounds__(S::kThreads) decode_gemm64_sm90(const __grid_c
   }
   hopper::let_next_launch_begin();
   if constexpr (S::kSplit > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  if (threadIdx.x == 32) ask_ahead(p);
   const int64_t column = first_output + 8 * warp + 2 * (lane % 4);
   Residual residual{rank * kStripRows + lane / 4, column, warp < S::kQuads && column < p.out};
   if constexpr (kAdds) residual.load_weight(p);
@@ -284,7 +270,7 @@ __global__ void __launch_bounds__(S::kThreads) decode_gemm64_sm90(const __grid_c
         for (int i = warp; i < kOutputQuads; i += S::kWarps) {
           float4 y = sum_of(s, i, lane);
           y = make_float4(y.x * low, y.y * low, y.z * high, y.w * high);
-          int64_t at = first_output + 8 * i + 2 * (lane % 4);
+          const int64_t at = first_output + 8 * i + 2 * (lane % 4);
           if constexpr (S::kPairs) {
             // u's columns stand kOutputs further, which is a multiple of 4: half a quad more, perhaps.
             static_assert(S::kOutputs % 8 == 4);
@@ -320,9 +306,11 @@ cudaError_t launch(const Gemm64& p, cudaStream_t stream) {
                                       stream, p, x, weight);
 }
 
+// Clusters of four, one block to a multiprocessor, fit only 30 at once on an H200, of two 66; two blocks of more than 113 KB do not fit
+// together. So wide outputs take clusters of two (four of 104 and 176 rows: 6.1 and 11.0 us in place of 5.5 and 7.1, alone in a row), and
+// sums over many columns 26 clusters of 40 rows (32 of 32: 8.0 us in place of 5.0).
 using Narrow = Shape<8, 1, 1, Gemm64Output::kStore>;  // so few columns that a block takes them all
 using Store = Shape<56, 2, 1, Gemm64Output::kStore>;
-using Float = Shape<56, 2, 1, Gemm64Output::kFloat>;
 using Add = Shape<32, 4, 1, Gemm64Output::kAdd>;
 using LongAdd = Shape<40, 4, 2, Gemm64Output::kAdd>;
 using Swiglu = Shape<88, 2, 1, Gemm64Output::kSwiglu>;
@@ -336,8 +324,7 @@ auto with_shape(const Gemm64& p, const F& f) {
     case Gemm64Output::kStore:
       return p.squares == nullptr && p.in <= kNarrowColumns ? f(Narrow()) : f(Store());
     case Gemm64Output::kAdd: return p.in <= kLongColumns ? f(Add()) : f(LongAdd());
-    case Gemm64Output::kSwiglu: return f(Swiglu());
-    default: return f(Float());
+    default: return f(Swiglu());
   }
 }
 

@@ -19,7 +19,6 @@ constexpr int64_t kMaxGemm64Rows = 64;
 
 enum class Gemm64Output {
   kStore,   // bf16, a bias added if there is one
-  kFloat,   // fp32
   kAdd,     // added to what is there, bf16, which is also prepared for the next norm
   kSwiglu,  // silu(g) u, bf16, of weights [2 out, in]: rows of g, then of u
 };
@@ -44,8 +43,6 @@ struct Gemm64 {
   void* y = nullptr;                   // [rows, out]
   const float* next_weight = nullptr;  // of kAdd: [out], of the next norm
   Normable next;                       // of kAdd
-  const void* ahead = nullptr;         // weights of later launches, brought to the L2 cache meanwhile: a multiple of 16 bytes; null: none
-  int64_t ahead_bytes = 0;
 };
 
 // Of the squares that a launch with kAdd writes.

@@ -6,16 +6,18 @@
 namespace cyfa::hopper {
 
 // Describes two row-major matrices of 16-bit numbers, `rows` rows each, in boxes of 64 columns and `box_rows` rows of the first, then the
-// same rows of the second: one panel of a tile.
+// same rows of the second: one panel of a tile. The thread has its context: make_tensor_map has been called.
 inline cudaError_t make_pair_map(CUtensorMap& map, const void* matrices, int64_t rows, int64_t columns, int box_rows) {
   using Encode =
       CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
                    const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-  void* encode = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &found);
-  if (status == cudaSuccess) status = cudaFree(nullptr);  // gives a new thread its context
-  if (status != cudaSuccess || found != cudaDriverEntryPointSuccess) return status != cudaSuccess ? status : cudaErrorNotSupported;
+  static void* const encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    return status == cudaSuccess && result == cudaDriverEntryPointSuccess ? found : nullptr;
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
   const cuuint64_t size[3] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows), 2};
   const cuuint64_t stride[2] = {static_cast<cuuint64_t>(columns * 2), static_cast<cuuint64_t>(rows * columns * 2)};
   const cuuint32_t box[3] = {static_cast<cuuint32_t>(kPanelColumns), static_cast<cuuint32_t>(box_rows), 2};
