@@ -32,6 +32,10 @@ class CyclicFlowMixer final : public Mixer {
                 MixerState& state, const at::Tensor& ahead) const override {
     return derived.size() > 1 && ops::add_flow_step(x, {norm_weight, eps}, flow_step(w, derived, state), ahead);
   }
+  bool add_rows(const Weights& w, const std::vector<at::Tensor>& derived, ops::StepRows& rows, const ops::StepNorm& next,
+                MixerState& state) const override {
+    return derived.size() > 1 && ops::add_flow_rows(rows, flow_step(w, derived, state), next);
+  }
   at::Tensor first_matrix(const std::vector<at::Tensor>& derived) const override { return derived.size() > 1 ? derived[1] : at::Tensor(); }
   std::vector<std::pair<std::string, double>> health(const Weights& w, const at::Tensor& x) const override;
   std::optional<MemoryView> view(const MixerState& state) const override {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cyfa/mixers/parameters.h"
+#include "cyfa/ops/decode_rows.h"
 #include "cyfa/ops/packed.h"
 
 namespace cyfa {
@@ -76,6 +77,11 @@ class Mixer {
   // that is read after it.
   virtual bool add_step(const Weights&, const std::vector<at::Tensor>& /*derived*/, const at::Tensor& /*x*/,
                         const at::Tensor& /*norm_weight*/, double /*eps*/, MixerState&, const at::Tensor& /*ahead*/) const {
+    return false;
+  }
+  // The same for rows that come and go as the kernels of decode_rows.h take them, prepared for the norm that is `next`.
+  virtual bool add_rows(const Weights&, const std::vector<at::Tensor>& /*derived*/, ops::StepRows&, const ops::StepNorm& /*next*/,
+                        MixerState&) const {
     return false;
   }
   // Whether a step on a GPU neither waits for it nor copies from the host, so that it can be recorded and replayed.

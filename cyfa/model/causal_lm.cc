@@ -7,6 +7,7 @@
 #include "cyfa/model/recompute.h"
 #include "cyfa/ops/check.h"
 #include "cyfa/ops/cross_entropy.h"
+#include "cyfa/ops/decode_rows.h"
 #include "cyfa/ops/decode_step.h"
 #include "cyfa/ops/dense.h"
 #include "cyfa/ops/packed.h"
@@ -236,6 +237,7 @@ at::Tensor CausalLM::step(const Weights& w, const at::Tensor& ids, ModelState& s
   const double eps = config_.backbone.norm_eps;
   at::Tensor x = embed(w, ids);
   if (!w.gate_up.empty()) {
+    if (!ops::few_rows(x) && ops::some_rows(x)) return step_rows(w, x, state);
     at::Tensor plus;  // not yet added: the next norm does it
     const auto norm = [&](ParameterId weight) {
       const ops::AddedNorm added = ops::add_rms_norm(x, plus, {w[weight], {}}, eps);
@@ -270,6 +272,27 @@ at::Tensor CausalLM::step(const Weights& w, const at::Tensor& ids, ModelState& s
     x = x + ops::linear_step(ops::swiglu(wide[0], wide[1]), w[layer.down]);
   }
   return head_step(w, x);
+}
+
+// Layers whose parts add themselves to the rows; what a part has no kernels for is computed and added here.
+at::Tensor CausalLM::step_rows(const Weights& w, const at::Tensor& x, ModelState& state) const {
+  const double eps = config_.backbone.norm_eps;
+  const auto norm_of = [&](ParameterId weight) { return ops::StepNorm{w[weight], eps}; };
+  const auto normed = [&](const ops::StepRows& rows, ParameterId weight) { return ops::rms_norm(rows.x, w[weight], eps); };
+  ops::StepRows rows = ops::begin_rows(x, norm_of(layers_.front().mixer_norm));
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& layer = layers_[i];
+    const ops::StepNorm next = norm_of(i + 1 < layers_.size() ? layers_[i + 1].mixer_norm : norm_);
+    if (!layer.mixer->add_rows(w, w.derived.at(i), rows, norm_of(layer.mlp_norm), state.layers[i])) {
+      const at::Tensor mixed = layer.mixer->step(w, w.derived[i], normed(rows, layer.mixer_norm), state.layers[i]);
+      rows = ops::begin_rows(rows.x + mixed, norm_of(layer.mlp_norm));
+    }
+    if (!ops::add_swiglu_rows(rows, w.gate_up[i], w[layer.down], next)) {
+      const at::Tensor wide = ops::swiglu_halves(at::linear(normed(rows, layer.mlp_norm), w.gate_up[i]));
+      rows = ops::begin_rows(rows.x + at::linear(wide, w[layer.down]), next);
+    }
+  }
+  return at::linear(normed(rows, norm_), w[head_weight()]).to(at::kFloat);
 }
 
 at::Tensor CausalLM::loss(const Weights& w, const at::Tensor& inputs, const at::Tensor& targets,

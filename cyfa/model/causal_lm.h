@@ -99,6 +99,7 @@ class CausalLM {
                const MixerState* initial, MixerState* final_state) const;
   // The norm of the stream; its sum is left in stream->x.
   at::Tensor norm(const Weights& w, ParameterId weight, Stream* stream) const;
+  at::Tensor step_rows(const Weights& w, const at::Tensor& x, ModelState& state) const;  // of up to 64 rows
   ParameterId head_weight() const { return config_.tied_head ? embeddings_ : head_; }
 
   ModelConfig config_;

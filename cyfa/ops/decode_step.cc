@@ -156,13 +156,23 @@ at::Tensor head_step(const at::Tensor& x, const StepNorm& norm, const at::Tensor
 }
 
 at::Tensor flow_step_gated(const at::Tensor& x, const FlowStep& f) {
-  if (!on_hopper(x) || !plain_states(f)) return {};
+  if (!on_hopper(x)) return {};
   const c10::cuda::CUDAGuard guard(x.device());
-  FlowLaunch flow(f, x.size(0));
-  if (cyclic_flow::step_cuda_refusal(flow.p) != nullptr) return {};
   const at::Tensor y = at::mm(x, f.w.projection.value.t());
-  const int64_t first = flow.p.H * (2 * flow.p.K + flow.p.V);
-  const at::Tensor gate = at::addmm(f.w.gate_bias, y.narrow(1, first, flow.s.rank), f.w.gate_up.value.t());
+  const at::Tensor gate = at::addmm(f.w.gate_bias, gate_input(y, f), f.w.gate_up.value.t());
+  return flow_step_of(y, gate, f);
+}
+
+at::Tensor gate_input(const at::Tensor& y, const FlowStep& f) {
+  const int64_t H = f.readout_table.size(0);
+  return y.narrow(1, H * (2 * f.k.size(2) + f.v.size(3)), f.w.gate_up.value.size(1));
+}
+
+at::Tensor flow_step_of(const at::Tensor& y, const at::Tensor& gate, const FlowStep& f) {
+  if (!on_hopper(y) || !plain_states(f)) return {};
+  const c10::cuda::CUDAGuard guard(y.device());
+  FlowLaunch flow(f, y.size(0));
+  if (cyclic_flow::step_cuda_refusal(flow.p) != nullptr) return {};
   at::Tensor o = at::empty_like(gate);
   flow.queue(y, gate, o);
   return o;

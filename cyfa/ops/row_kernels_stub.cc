@@ -1,4 +1,5 @@
 // For builds without CUDA: nothing is taken, so nothing else is called.
+#include "cyfa/ops/decode_rows.h"
 #include "cyfa/ops/decode_step.h"
 #include "cyfa/ops/packed.h"
 #include "cyfa/ops/row_kernels_cuda.h"
@@ -26,6 +27,10 @@ bool add_flow_step(const at::Tensor&, const StepNorm&, const FlowStep&, const at
 bool add_swiglu_step(const at::Tensor&, const StepNorm&, const at::Tensor&, const at::Tensor&, const at::Tensor&) { return false; }
 at::Tensor head_step(const at::Tensor&, const StepNorm&, const at::Tensor&) { return {}; }
 at::Tensor flow_step_gated(const at::Tensor&, const FlowStep&) { return {}; }
+bool some_rows(const at::Tensor&) { return false; }
+StepRows begin_rows(const at::Tensor&, const StepNorm&) { absent(); }
+bool add_flow_rows(StepRows&, const FlowStep&, const StepNorm&) { return false; }
+bool add_swiglu_rows(StepRows&, const at::Tensor&, const at::Tensor&, const StepNorm&) { return false; }
 
 namespace row_kernels {
 

@@ -7,6 +7,7 @@
 #include "cyfa/decode/step_graph.h"
 #include "cyfa/ops/check.h"
 #include "cyfa/ops/cyclic_flow.h"
+#include "cyfa/ops/decode_rows.h"
 #include "cyfa/ops/decode_step.h"
 #include "cyfa/ops/dense.h"
 #include "tests/ops/cases.h"
@@ -154,6 +155,82 @@ TEST_F(GpuDecode, ProductsOfFewRowsAreTheirDoubles) {
   }
 }
 
+TEST_F(GpuDecode, SomeRowsAddAMixerAsItsParts) {
+  for (const int64_t D : {256, 1024}) {
+    for (const int64_t B : {17, 33, 64}) {
+      SCOPED_TRACE(std::to_string(B) + " rows of " + std::to_string(D));
+      const ops::FlowStep f = flow(B, D, 4, D == 256 ? 64 : 256, 128), parts = with_own_states(f);
+      const ops::StepNorm before = norm(D), next = norm(D);
+      const at::Tensor x = draw({B, D}).to(at::kBFloat16), from = x.clone();
+      ASSERT_TRUE(ops::some_rows(x)) << "refused; the kernels are for Hopper";
+      torch::cuda::synchronize();
+      ops::StepRows rows = ops::begin_rows(x, before);
+      ASSERT_TRUE(ops::add_flow_rows(rows, f, next));
+      const auto [o, gate] = in_parts(normed(from, before).to(at::kBFloat16), parts);
+      const at::Tensor gated = normed(o, f.o_norm) * at::sigmoid(gate.to(at::kDouble));
+      const at::Tensor want = from.to(at::kDouble) + product(gated.flatten(1), f.o_proj);
+      EXPECT_LT(relative_l2((rows.x - from).to(at::kCPU), (want - from).to(at::kCPU)), 0.02);
+      EXPECT_LT(relative_l2(rows.x.to(at::kCPU), want.to(at::kCPU)), 4e-3);
+      EXPECT_LT(relative_l2(rows.scaled.to(at::kCPU), (rows.x * next.weight).to(at::kCPU)), 4e-3);
+      EXPECT_LT(relative_l2(rows.squares.sum(0).narrow(0, 0, B).to(at::kCPU), rows.x.to(at::kDouble).square().sum(1).to(at::kCPU)), 1e-5);
+      EXPECT_LT(relative_l2(f.k.to(at::kCPU), parts.k.to(at::kCPU)), 2e-3);
+      EXPECT_LT(relative_l2(f.v.to(at::kCPU), parts.v.to(at::kCPU)), 2e-3);
+    }
+  }
+}
+
+TEST_F(GpuDecode, ProductsOfSomeRowsAreTheirDoubles) {
+  for (const auto& [D, F] : std::vector<std::pair<int64_t, int64_t>>{{256, 768}, {1024, 2816}}) {
+    const ops::StepNorm before = norm(D), next = norm(D);
+    const at::Tensor gate_up = matrix(2 * F, D), down = matrix(D, F), all = draw({64, D}).to(at::kBFloat16);
+    const auto added = [&](const at::Tensor& from) {
+      torch::cuda::synchronize();
+      ops::StepRows rows = ops::begin_rows(from.clone(), before);
+      EXPECT_TRUE(ops::add_swiglu_rows(rows, gate_up, down, next));
+      return rows.x.to(at::kCPU);
+    };
+    const at::Tensor together = added(all);
+    for (const int64_t B : {17, 33, 64}) {
+      SCOPED_TRACE(std::to_string(B) + " rows of " + std::to_string(D));
+      const at::Tensor from = all.narrow(0, 64 - B, B).contiguous(), got = added(from);
+      const std::vector<at::Tensor> wide = product(normed(from, before), gate_up).chunk(2, 1);
+      EXPECT_LT(relative_l2(got, (from + product(at::silu(wide[0]) * wide[1], down)).to(at::kCPU)), 4e-3);
+      EXPECT_TRUE(same_bits(got, together.narrow(0, 64 - B, B))) << "a row's bits depend on the batch";
+    }
+  }
+}
+
+TEST_F(GpuDecode, SomeRowsRefuseWhatTheyHaveNoPlaceFor) {
+  const auto rows = [](int64_t B, int64_t D) { return draw({B, D}).to(at::kBFloat16); };
+  EXPECT_TRUE(ops::some_rows(rows(64, 1024)));
+  EXPECT_FALSE(ops::some_rows(rows(65, 1024)));
+  EXPECT_FALSE(ops::some_rows(rows(64, 1000)));
+  EXPECT_FALSE(ops::some_rows(draw({64, 1024})));
+  ops::StepRows wide = ops::begin_rows(rows(64, 2048), norm(2048));
+  const at::Tensor before = wide.x.clone();
+  EXPECT_FALSE(ops::add_swiglu_rows(wide, matrix(2 * 5632, 2048), matrix(2048, 5632), norm(2048))) << "more than shared memory holds";
+  EXPECT_TRUE(same_bits(wide.x.to(at::kCPU), before.to(at::kCPU)));
+}
+
+// Between 17 and 64 sequences.
+TEST_F(GpuDecode, ASequenceAmongSomeIsTheSequenceAmongOthers) {
+  CausalLM model(ModelConfig::read(std::string(CYFA_SOURCE_DIR) + "/configs/cyfa-9m.json"));
+  model.initialise(1, at::kBFloat16, at::kCUDA);
+  const Weights w = model.step_weights();
+  const at::Tensor ids = at::randint(0, model.config().vocab_size, {64}, at::kLong);
+  ModelState of_many = model.initial_state(64), of_some = model.initial_state(20);
+  for (int64_t t = 0; t < 3; ++t) {
+    model.step(w, ids, of_many);
+    model.step(w, ids.narrow(0, 40, 20), of_some);
+  }
+  for (size_t layer = 0; layer < of_some.layers.size(); ++layer) {
+    for (size_t i = 0; i < of_some.layers[layer].size(); ++i) {
+      EXPECT_TRUE(same_bits(of_some.layers[layer][i].to(at::kCPU), of_many.layers[layer][i].narrow(0, 40, 20).to(at::kCPU)))
+          << "layer " << layer << " " << i;
+    }
+  }
+}
+
 TEST_F(GpuDecode, ASequenceAmongFewIsTheSequenceAlone) {
   CausalLM model(ModelConfig::read(std::string(CYFA_SOURCE_DIR) + "/configs/cyfa-9m.json"));
   model.initialise(1, at::kBFloat16, at::kCUDA);
@@ -170,7 +247,7 @@ TEST_F(GpuDecode, AReplayedStepIsTheStep) {
   CausalLM model(ModelConfig::read(std::string(CYFA_SOURCE_DIR) + "/configs/cyfa-9m.json"));
   model.initialise(1, at::kBFloat16, at::kCUDA);
   const Weights w = model.step_weights();
-  for (const int64_t B : {1, 5, 11, 19}) {
+  for (const int64_t B : {1, 5, 11, 19, 64, 70}) {
     StepGraph graph(model, w);
     ModelState replayed = model.initial_state(B), plain = model.initial_state(B);
     for (int64_t t = 0; t < 6; ++t) {
@@ -224,7 +301,7 @@ TEST_F(GpuDecode, APackedStepIsAsGoodAsTheStep) {
   Weights plain = packed;
   plain.gate_up.clear();
   for (std::vector<at::Tensor>& derived : plain.derived) derived.resize(1);
-  for (const int64_t B : {1, 5, 11, 19}) {
+  for (const int64_t B : {1, 5, 11, 19, 64, 70}) {
     ModelState of_packed = narrow.initial_state(B), of_plain = narrow.initial_state(B), of_exact = wide.initial_state(B);
     for (int64_t t = 0; t < 20; ++t) {
       const at::Tensor ids = at::randint(0, narrow.config().vocab_size, {B}, at::kLong);

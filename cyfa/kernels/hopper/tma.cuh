@@ -9,9 +9,13 @@
 
 namespace cyfa::hopper {
 
-// Describes a row-major matrix of 16-bit numbers with `stride` elements between rows, in boxes of 64 columns and `box_rows` rows: one panel
-// of a tile. cuTensorMapEncodeTiled is asked for at run time, so that nothing links to the driver's library.
-inline cudaError_t make_tensor_map(CUtensorMap& map, const void* matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows) {
+namespace detail {
+
+// cuTensorMapEncodeTiled is asked for at run time, so that nothing links to the driver's library. Sizes, strides in bytes and boxes from
+// the last dimension on.
+template <int kDimensions>
+cudaError_t encode_tensor_map(CUtensorMap& map, const void* from, const cuuint64_t (&size)[kDimensions],
+                              const cuuint64_t (&stride)[kDimensions - 1], const cuuint32_t (&box)[kDimensions]) {
   using Encode =
       CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
                    const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -22,20 +26,28 @@ inline cudaError_t make_tensor_map(CUtensorMap& map, const void* matrix, int64_t
     return status == cudaSuccess && result == cudaDriverEntryPointSuccess ? found : nullptr;
   }();
   if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t size[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t row_bytes[1] = {static_cast<cuuint64_t>(stride * 2)};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(kPanelColumns), static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t step[2] = {1, 1};
+  const cuuint32_t step[3] = {1, 1, 1};
   const auto describe = [&] {
-    return reinterpret_cast<Encode>(encode)(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, const_cast<void*>(matrix), size, row_bytes, box, step,
-                                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                                            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return reinterpret_cast<Encode>(encode)(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, kDimensions, const_cast<void*>(from), size, stride, box,
+                                            step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                            CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   if (describe() == CUDA_SUCCESS) return cudaSuccess;
   // The driver's call, unlike the runtime's, does not give a new thread its context: the first of autograd's had none.
   const cudaError_t status = cudaFree(nullptr);
   if (status != cudaSuccess) return status;
   return describe() == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace detail
+
+// Describes a row-major matrix of 16-bit numbers with `stride` elements between rows, in boxes of 64 columns and `box_rows` rows: one panel
+// of a tile.
+inline cudaError_t make_tensor_map(CUtensorMap& map, const void* matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows) {
+  const cuuint64_t size[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t row_bytes[1] = {static_cast<cuuint64_t>(stride * 2)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(kPanelColumns), static_cast<cuuint32_t>(box_rows)};
+  return detail::encode_tensor_map(map, matrix, size, row_bytes, box);
 }
 
 // One arrival at the barrier, which then also waits for `bytes` to come.
