@@ -162,16 +162,13 @@ __global__ void __launch_bounds__(S::kThreads) decode_gemm64_sm90(const __grid_c
   const int64_t first_output = static_cast<int64_t>(tile) * S::kOutputs;
 
   if (warp == 0) {
-    if (lane < count) {
-      hopper::barrier_init(shared.here + lane, 1);
-      hopper::barrier_expect(shared.here + lane, S::kPanelStride);
-    }
-    if (S::kSplit > 1 && lane == 0) {
-      hopper::barrier_init(&shared.sums_here, 1);
-      hopper::barrier_expect(&shared.sums_here, static_cast<int>(sizeof(shared.sums)));
-    }
+    if (lane < count) hopper::barrier_init(shared.here + lane, 1);
+    if (S::kSplit > 1 && lane == 0) hopper::barrier_init(&shared.sums_here, 1);
     hopper::fence_barrier_init();
+    __syncwarp();
+    if (S::kSplit > 1 && lane == 0) hopper::barrier_expect(&shared.sums_here, static_cast<int>(sizeof(shared.sums)));
     if (lane < count) {
+      hopper::barrier_expect(shared.here + lane, S::kPanelStride);
       const uint32_t to = base + lane * S::kPanelStride + kPanelBytes;
       const int column = (first_panel + lane) * kPanelColumns;
       if constexpr (S::kPairs) {
