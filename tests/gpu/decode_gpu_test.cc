@@ -34,11 +34,11 @@ class GpuDecode : public testing::Test {
   }
 
   // A mixer of random weights after a few tokens' worth of state.
-  static ops::FlowStep flow(int64_t B, int64_t D, int64_t H, int64_t width, int64_t M, at::ScalarType state = at::kFloat) {
-    constexpr int64_t kTaps = 4;
+  static ops::FlowStep flow(int64_t B, int64_t D, int64_t H, int64_t width, int64_t M, at::ScalarType state = at::kFloat,
+                            int64_t taps = 4) {
     ops::FlowStep f;
     f.w.projection.value = matrix((3 * H * width + width + 3 * H + 7) / 8 * 8, D);
-    for (ops::Summed& conv : f.w.conv) conv.value = draw({H * width, 1, kTaps}, 0.5);
+    for (ops::Summed& conv : f.w.conv) conv.value = draw({H * width, 1, taps}, 0.5);
     f.w.conv_bias[1].value = draw({H * width}, 0.5);
     f.w.gate_up.value = matrix(H * width, width);
     f.w.gate_bias = draw({H * width}).to(at::kBFloat16);
@@ -52,7 +52,7 @@ class GpuDecode : public testing::Test {
     f.k = draw({B, H, width, M}, 0.3).to(state);
     f.v = draw({B, H, M, width}, 0.3).to(state);
     f.clock = draw({B, H}, 50).abs().to(at::kDouble);
-    for (at::Tensor& past : f.past) past = draw({B, kTaps - 1, H * width});
+    for (at::Tensor& past : f.past) past = draw({B, taps - 1, H * width});
     torch::cuda::synchronize();
     return f;
   }
@@ -103,6 +103,24 @@ TEST_F(GpuDecode, AMixerInOneLaunchIsItsParts) {
         }
         expect_same_states(f, parts);
       }
+    }
+  }
+}
+
+TEST_F(GpuDecode, AMixerOfShorterConvolutionsIsItsParts) {
+  for (const int64_t taps : {1, 2, 3}) {
+    for (const int64_t width : {64, 256}) {
+      SCOPED_TRACE(std::to_string(taps) + " taps, heads of " + std::to_string(width));
+      const ops::FlowStep f = flow(3, 256, 4, width, 128, at::kFloat, taps), parts = with_own_states(f);
+      for (int64_t t = 0; t < 3; ++t) {
+        const at::Tensor x = draw({3, 256}).to(at::kBFloat16);
+        const at::Tensor got = ops::flow_step_gated(x, f);
+        ASSERT_TRUE(got.defined()) << "refused; the kernels are for Hopper";
+        const auto [o, gate] = in_parts(x, parts);
+        const at::Tensor want = ops::gated_rms_norm(o, f.o_norm.weight, f.o_norm.eps, gate).flatten(1);
+        EXPECT_TRUE(same_bits(got.to(at::kCPU), want.to(at::kCPU))) << "token " << t;
+      }
+      expect_same_states(f, parts);
     }
   }
 }
