@@ -188,8 +188,8 @@ def page(path, report):
         "states of its own, so that none finds them in the L2 cache. The share is of the speed of a copy of 1 GiB.", "",
     ]
     if others:
-        lines += ["## Other sizes", "", f"B{others[0]['B']} T{others[0]['T']}, layers as wide as the 400M model's. The kernels have heads of 256 and 128 slots, or twice that; narrower heads and fewer slots are "
-                  "filled up with zeros (docs/support.md).", "", *sizes_table(others), ""]
+        lines += ["## Other sizes", "", f"B{others[0]['B']} T{others[0]['T']}, layers as wide as the 400M model's. The kernels have heads of 64, 128 and 256 columns and 128 slots, or 256 of both; what lies "
+                  "between, and fewer slots, is filled up with zeros (docs/support.md).", "", *sizes_table(others), ""]
     if report["errors"]:
         lines += ["## Errors", "", "Relative L2 against the fp64 reference, on the same bf16 inputs.", "", *error_table(report["errors"]), ""]
     if any(r["op"] not in ("cyclic_flow", "copy") for r in rows):

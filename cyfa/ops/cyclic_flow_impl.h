@@ -69,8 +69,8 @@ CyclicFlowGradients empty_cyclic_flow_gradients(const CyclicFlowInputs& in, cons
 std::vector<int64_t> cyclic_flow_offsets(const CyclicFlowInputs& in, const CyclicFlowShape& shape);
 
 CyclicFlowForward cyclic_flow_portable_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
-CyclicFlowGradients cyclic_flow_portable_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, const CyclicFlowSaved& saved,
-                                                  const CyclicFlowOutputGradients& grad);
+CyclicFlowGradients cyclic_flow_portable_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings,
+                                                  const CyclicFlowSaved& saved, const CyclicFlowOutputGradients& grad);
 
 CyclicFlowForward cyclic_flow_reference_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
 CyclicFlowGradients cyclic_flow_reference_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings,
@@ -78,7 +78,8 @@ CyclicFlowGradients cyclic_flow_reference_backward(const CyclicFlowInputs& in, c
 
 // Built with CYFA_CUDA; elsewhere it refuses. Backward runs forward again where nothing was saved.
 std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in);
-inline constexpr int64_t kSm90Width = 256;  // of the kernels' widest heads; others have 64 or 128 columns, and what lies between is filled up
+inline constexpr int64_t kSm90Width =
+    256;  // of the kernels' widest heads; others have 64 or 128 columns, and what lies between is filled up
 CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
 CyclicFlowSaved empty_cyclic_flow_sm90_saved(const CyclicFlowInputs& in, const CyclicFlowShape& shape, bool kept);
 CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, const CyclicFlowSaved& saved,

@@ -62,7 +62,11 @@ void queue_add(Gemm64 p, StepRows& rows, const StepNorm& next) {
 }  // namespace
 
 bool some_rows(const at::Tensor& x) {
-  if (!x.is_cuda() || !plain(x) || x.dim() != 2 || x.size(0) > dense::kMaxGemm64Rows || x.size(1) % 64 != 0) return false;
+  // Of wider rows a SwiGLU finds no room, and what is then left to others costs more than the rest gains: 2.73 ms a step of the 800M model
+  // at batch 64 in place of 2.66.
+  constexpr int64_t kWidest = 1024;
+  if (!x.is_cuda() || !plain(x) || x.dim() != 2 || x.size(0) > dense::kMaxGemm64Rows || x.size(1) % 64 != 0 || x.size(1) > kWidest)
+    return false;
   int major = 0;
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, x.get_device()));
   return major == 9;
@@ -71,7 +75,8 @@ bool some_rows(const at::Tensor& x) {
 StepRows begin_rows(const at::Tensor& x, const StepNorm& next) {
   const c10::cuda::CUDAGuard guard(x.device());
   StepRows rows{x, at::empty_like(x), squares(x, 1), next.eps};
-  C10_CUDA_CHECK(dense::gemm64_begin(x.const_data_ptr(), x.size(0), x.size(1), next.weight.const_data_ptr<float>(), normable(rows), stream()));
+  C10_CUDA_CHECK(
+      dense::gemm64_begin(x.const_data_ptr(), x.size(0), x.size(1), next.weight.const_data_ptr<float>(), normable(rows), stream()));
   return rows;
 }
 

@@ -223,6 +223,7 @@ TEST_F(GpuDecode, SomeRowsRefuseWhatTheyHaveNoPlaceFor) {
   EXPECT_TRUE(ops::some_rows(rows(64, 1024)));
   EXPECT_FALSE(ops::some_rows(rows(65, 1024)));
   EXPECT_FALSE(ops::some_rows(rows(64, 1000)));
+  EXPECT_FALSE(ops::some_rows(rows(64, 1088))) << "wider than pays";
   EXPECT_FALSE(ops::some_rows(draw({64, 1024})));
   ops::StepRows wide = ops::begin_rows(rows(64, 2048), norm(2048));
   const at::Tensor before = wide.x.clone();

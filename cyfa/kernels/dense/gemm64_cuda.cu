@@ -1,7 +1,7 @@
-// See gemm64_cuda.h. Rows are the 64 rows of wgmma; a cluster takes kWidth rows of the weights, its kSplit blocks a part of the columns each
-// and a block's kTeams warpgroups every kTeams-th panel of these. All of a block's columns have their own place in shared memory: the weights
-// are on their way before the launch before this one is over, then x follows. Warp w of a team sends its sums, those of strip w (rows 16 w to
-// 16 w + 15), to the block that finishes them; there they are added up in the order of blocks and teams.
+// See gemm64_cuda.h. Rows are the 64 rows of wgmma; a cluster takes kWidth rows of the weights, its kSplit blocks a part of the columns
+// each and a block's kTeams warpgroups every kTeams-th panel of these. All of a block's columns have their own place in shared memory: the
+// weights are on their way before the launch before this one is over, then x follows. Warp w of a team sends its sums, those of strip w
+// (rows 16 w to 16 w + 15), to the block that finishes them; there they are added up in the order of blocks and teams.
 #include "cyfa/kernels/dense/gemm64_cuda.h"
 
 #include <cooperative_groups.h>
@@ -22,10 +22,10 @@ using hopper::kRowBytes;
 
 constexpr int kRows = 64;
 constexpr int kTeamThreads = 128;
-constexpr int kStrips = 4;                      // of kRows, a warp's of a team each
+constexpr int kStrips = 4;  // of kRows, a warp's of a team each
 constexpr int kStripRows = kRows / kStrips;
-constexpr int kMaxPanels = 32;                  // of a block: a lane asks for each
-constexpr int kMaxParts = 64;                   // of squares
+constexpr int kMaxPanels = 32;  // of a block: a lane asks for each
+constexpr int kMaxParts = 64;   // of squares
 constexpr int kMaxSharedBytes = 227 * 1024;
 constexpr int kPanelBytes = kRows * kRowBytes;  // of x
 constexpr float kSmallest = 1.17549435e-38F;
@@ -38,14 +38,14 @@ struct Shape {
   static constexpr bool kPairs = kOutput == Gemm64Output::kSwiglu;
   static constexpr int kOutputs = kPairs ? kWidth / 2 : kWidth;
   static constexpr int kThreads = kTeams * kTeamThreads, kWarps = kThreads / 32;
-  static constexpr int kQuads = kWidth / 8;               // a thread has four sums of each: two neighbouring columns of two rows
-  static constexpr int kOwnStrips = kStrips / kSplit;     // that a block finishes
+  static constexpr int kQuads = kWidth / 8;            // a thread has four sums of each: two neighbouring columns of two rows
+  static constexpr int kOwnStrips = kStrips / kSplit;  // that a block finishes
   static constexpr int kOwnRows = kOwnStrips * kStripRows;
   static constexpr int kPanelStride = kPanelBytes + kWidth * kRowBytes;
   static constexpr int kSquareGroups = kThreads / kOwnRows;  // of threads that add up squares of the same rows
 
   using Sums = float4[kOwnStrips][kQuads][32];
-  struct Fixed {                                 // behind the panels
+  struct Fixed {                                        // behind the panels
     Sums sums[kSplit > 1 ? (kSplit - 1) * kTeams : 1];  // from the other blocks
     float squares[kSquareGroups][kOwnRows];
     uint64_t here[kMaxPanels], sums_here;
@@ -140,7 +140,8 @@ struct Residual {
     const float2 wide = __bfloat1622float2(rounded);
     const int64_t at = (row + 8 * h) * p.out + column;
     *reinterpret_cast<__nv_bfloat162*>(static_cast<bf16*>(p.y) + at) = rounded;
-    *reinterpret_cast<__nv_bfloat162*>(static_cast<bf16*>(p.next.scaled) + at) = __floats2bfloat162_rn(wide.x * weight.x, wide.y * weight.y);
+    *reinterpret_cast<__nv_bfloat162*>(static_cast<bf16*>(p.next.scaled) + at) =
+        __floats2bfloat162_rn(wide.x * weight.x, wide.y * weight.y);
     return wide.x * wide.x + wide.y * wide.y;
   }
 };
@@ -318,8 +319,7 @@ constexpr int64_t kLongColumns = 1536;
 template <class F>
 auto with_shape(const Gemm64& p, const F& f) {
   switch (p.output) {
-    case Gemm64Output::kStore:
-      return p.squares == nullptr && p.in <= kNarrowColumns ? f(Narrow()) : f(Store());
+    case Gemm64Output::kStore: return p.squares == nullptr && p.in <= kNarrowColumns ? f(Narrow()) : f(Store());
     case Gemm64Output::kAdd: return p.in <= kLongColumns ? f(Add()) : f(LongAdd());
     default: return f(Swiglu());
   }

@@ -17,8 +17,8 @@ using rows::kVector;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kStepColumns = kWarps * kChunk;  // that a block's warps take at once
-constexpr int kManyOutputs = 3072;             // four tiles a block still keep most multiprocessors busy, and leave room beside them
+constexpr int kStepColumns = kWarps * kChunk;    // that a block's warps take at once
+constexpr int kManyOutputs = 3072;               // four tiles a block still keep most multiprocessors busy, and leave room beside them
 constexpr int64_t kFreeSharedBytes = 24 * 1024;  // of 48 KB that need no leave: what has a fixed size comes on top
 constexpr int64_t kMostSharedBytes = 36 * 1024;  // of staged rows: 16 of 1,024 or 8 of 2,048
 constexpr float kSmallest = 1.17549435e-38F;
@@ -129,7 +129,7 @@ __device__ void write_output(const GemvCuda& p, const float (&sums)[kWarps][kTil
 
 // kRows: 8 or 16.
 template <int kTiles, int kSteps, GemvInput kInput, int kRows>
-__global__ void __launch_bounds__(kThreads, kSteps * kRows <= 96 && kSteps != 8 ? 2 : 1)
+__global__ void __launch_bounds__(kThreads, kSteps* kRows <= 96 && kSteps != 8 ? 2 : 1)
     decode_gemv_sm90(const __grid_constant__ GemvCuda p) {
   extern __shared__ uint4 staged[];
   __shared__ float sums[kWarps][kTiles][kRows][kTileRows];

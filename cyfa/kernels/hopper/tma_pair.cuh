@@ -17,8 +17,8 @@ inline cudaError_t make_pair_map(CUtensorMap& map, const void* matrices, int64_t
 __device__ __forceinline__ void copy_pair_box(uint32_t to, const CUtensorMap* map, int column, int row, uint64_t* barrier,
                                               uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(
-          to),
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::
+          "r"(to),
       "l"(map), "r"(column), "r"(row), "r"(0), "r"(shared_address(barrier)), "l"(policy)
       : "memory");
 }
