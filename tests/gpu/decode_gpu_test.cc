@@ -85,43 +85,34 @@ class GpuDecode : public testing::Test {
     options.norm_eps = f.norm_eps;
     return {ops::cyclic_flow_step(in, {f.k, f.v, f.clock}, options), s.gate.view({B, H, width})};
   }
+
+  // Three tokens of a mixer in one launch and in launches of its own: the same bits.
+  static void expect_parts(int64_t B, int64_t width, int64_t M, at::ScalarType state, int64_t taps) {
+    SCOPED_TRACE(std::to_string(B) + " sequences, heads of " + std::to_string(width) + ", " + std::to_string(taps) + " taps");
+    const ops::FlowStep f = flow(B, 256, 4, width, M, state, taps), parts = with_own_states(f);
+    for (int64_t t = 0; t < 3; ++t) {
+      const at::Tensor x = draw({B, 256}).to(at::kBFloat16);
+      const at::Tensor got = ops::flow_step_gated(x, f);
+      ASSERT_TRUE(got.defined()) << "refused; the kernels are for Hopper";
+      const auto [o, gate] = in_parts(x, parts);
+      const at::Tensor want = ops::gated_rms_norm(o, f.o_norm.weight, f.o_norm.eps, gate).flatten(1);
+      EXPECT_TRUE(same_bits(got.to(at::kCPU), want.to(at::kCPU))) << "token " << t;
+    }
+    expect_same_states(f, parts);
+  }
 };
 
 TEST_F(GpuDecode, AMixerInOneLaunchIsItsParts) {
   for (const int64_t B : {1, 3, 8, 33, 70}) {
     for (const int64_t width : {64, 256}) {
-      for (const at::ScalarType state : {at::kFloat, at::kBFloat16}) {
-        SCOPED_TRACE(std::to_string(B) + " sequences, heads of " + std::to_string(width));
-        const ops::FlowStep f = flow(B, 256, 4, width, width == 64 ? 64 : 128, state), parts = with_own_states(f);
-        for (int64_t t = 0; t < 3; ++t) {
-          const at::Tensor x = draw({B, 256}).to(at::kBFloat16);
-          const at::Tensor got = ops::flow_step_gated(x, f);
-          ASSERT_TRUE(got.defined()) << "refused; the kernels are for Hopper";
-          const auto [o, gate] = in_parts(x, parts);
-          const at::Tensor want = ops::gated_rms_norm(o, f.o_norm.weight, f.o_norm.eps, gate).flatten(1);
-          EXPECT_TRUE(same_bits(got.to(at::kCPU), want.to(at::kCPU))) << "token " << t;
-        }
-        expect_same_states(f, parts);
-      }
+      for (const at::ScalarType state : {at::kFloat, at::kBFloat16}) expect_parts(B, width, width == 64 ? 64 : 128, state, 4);
     }
   }
 }
 
 TEST_F(GpuDecode, AMixerOfShorterConvolutionsIsItsParts) {
   for (const int64_t taps : {1, 2, 3}) {
-    for (const int64_t width : {64, 256}) {
-      SCOPED_TRACE(std::to_string(taps) + " taps, heads of " + std::to_string(width));
-      const ops::FlowStep f = flow(3, 256, 4, width, 128, at::kFloat, taps), parts = with_own_states(f);
-      for (int64_t t = 0; t < 3; ++t) {
-        const at::Tensor x = draw({3, 256}).to(at::kBFloat16);
-        const at::Tensor got = ops::flow_step_gated(x, f);
-        ASSERT_TRUE(got.defined()) << "refused; the kernels are for Hopper";
-        const auto [o, gate] = in_parts(x, parts);
-        const at::Tensor want = ops::gated_rms_norm(o, f.o_norm.weight, f.o_norm.eps, gate).flatten(1);
-        EXPECT_TRUE(same_bits(got.to(at::kCPU), want.to(at::kCPU))) << "token " << t;
-      }
-      expect_same_states(f, parts);
-    }
+    for (const int64_t width : {64, 256}) expect_parts(3, width, 128, at::kFloat, taps);
   }
 }
 
