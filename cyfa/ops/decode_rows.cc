@@ -89,10 +89,10 @@ bool add_flow_rows(StepRows& rows, const FlowStep& f, const StepNorm& next) {
   of_gate.bias = f.w.gate_bias.const_data_ptr();
   Gemm64 last = product(gate, f.o_proj, Gemm64Output::kAdd);
   if (!takes(first, f.w.projection.value) || !takes(of_gate, f.w.gate_up.value) || !takes(last, f.o_proj)) return false;
+  if (!takes_flow_step(rows.x, f)) return false;
   queue(first, y);
   queue(of_gate, gate);
   const at::Tensor o = flow_step_of(y, gate, f);
-  if (!o.defined()) return false;
   last.x = o.const_data_ptr();
   queue_add(last, rows, next);
   return true;

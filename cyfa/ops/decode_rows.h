@@ -17,6 +17,7 @@ struct StepRows {
   double eps = 0;              // of the next norm
 };
 
+// Whether x [B, D] has no more rows than these products take, and is no wider than they pay for.
 bool some_rows(const at::Tensor& x);
 StepRows begin_rows(const at::Tensor& x, const StepNorm& next);
 // x += mixer(norm(x)).

@@ -155,8 +155,12 @@ at::Tensor head_step(const at::Tensor& x, const StepNorm& norm, const at::Tensor
   return logits;
 }
 
+bool takes_flow_step(const at::Tensor& x, const FlowStep& f) {
+  return on_hopper(x) && plain_states(f) && cyclic_flow::step_cuda_refusal(FlowLaunch(f, x.size(0)).p) == nullptr;
+}
+
 at::Tensor flow_step_gated(const at::Tensor& x, const FlowStep& f) {
-  if (!on_hopper(x)) return {};
+  if (!takes_flow_step(x, f)) return {};
   const c10::cuda::CUDAGuard guard(x.device());
   const at::Tensor y = at::mm(x, f.w.projection.value.t());
   const at::Tensor gate = at::addmm(f.w.gate_bias, gate_input(y, f), f.w.gate_up.value.t());
@@ -169,10 +173,8 @@ at::Tensor gate_input(const at::Tensor& y, const FlowStep& f) {
 }
 
 at::Tensor flow_step_of(const at::Tensor& y, const at::Tensor& gate, const FlowStep& f) {
-  if (!on_hopper(y) || !plain_states(f)) return {};
   const c10::cuda::CUDAGuard guard(y.device());
   FlowLaunch flow(f, y.size(0));
-  if (cyclic_flow::step_cuda_refusal(flow.p) != nullptr) return {};
   at::Tensor o = at::empty_like(gate);
   flow.queue(y, gate, o);
   return o;

@@ -40,7 +40,9 @@ at::Tensor head_step(const at::Tensor& x, const StepNorm& norm, const at::Tensor
 
 // Any batch: the mixer of x up to its last projection's input, [B, H V], or undefined.
 at::Tensor flow_step_gated(const at::Tensor& x, const FlowStep& f);
-// The same where x's projections y and the output's gate [B, H V] are there; gate_input: the columns of y that the gate is made of.
+// The same where x's projections y and the output's gate [B, H V] are there, of what takes_flow_step; gate_input: the columns of y that the
+// gate is made of.
+bool takes_flow_step(const at::Tensor& x, const FlowStep& f);
 at::Tensor flow_step_of(const at::Tensor& y, const at::Tensor& gate, const FlowStep& f);
 at::Tensor gate_input(const at::Tensor& y, const FlowStep& f);
 

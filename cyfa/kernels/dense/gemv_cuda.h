@@ -41,7 +41,7 @@ struct GemvCuda {
 };
 
 bool gemv_cuda_takes(const GemvCuda& p);
-// Sums are in fp32, in an order that `in` alone fixes: a row gives the same bits alone and among others.
+// Sums are in fp32, in an order that `in` and `input` alone fix: a row gives the same bits alone and among others.
 cudaError_t gemv_cuda(const GemvCuda& p, cudaStream_t stream);
 
 }  // namespace cyfa::dense
