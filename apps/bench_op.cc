@@ -11,7 +11,7 @@
 #include "apps/commands.h"
 #include "apps/machine.h"
 #include "apps/timing.h"
-#include "cyfa/kernels/cyclic_flow/step.h"
+#include "cyfa/kernels/cyclic_flow/cpu/cpu_step.h"
 
 namespace cyfa::app {
 namespace {

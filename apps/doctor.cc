@@ -9,8 +9,8 @@
 #include "apps/machine.h"
 #include "apps/op_case.h"
 #include "apps/output.h"
-#include "cyfa/kernels/cyclic_flow/step.h"
-#include "cyfa/ops/cyclic_flow.h"
+#include "cyfa/kernels/cyclic_flow/cpu/cpu_step.h"
+#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 
 namespace cyfa::app {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "apps/accuracy.h"
-#include "cyfa/ops/cyclic_flow.h"
-#include "cyfa/ops/recurrence_table.h"
+#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
+#include "cyfa/ops/recurrence/table.h"
 
 namespace cyfa::app {
 

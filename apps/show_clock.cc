@@ -1,5 +1,5 @@
 // cyfa show clock: marked writes moving through the slots of one head while its clock runs fast, slowly, not at all and at an even
-// pace. Computed with the pieces of the reference (cyfa/kernels/cyclic_flow/reference.h), in double precision.
+// pace. Computed with the pieces of the reference (cyfa/kernels/cyclic_flow/reference/reference.h), in double precision.
 #include <unistd.h>
 
 #include <cmath>
@@ -11,7 +11,7 @@
 #include "apps/output.h"
 #include "cyfa/io/font.h"
 #include "cyfa/io/heatmap.h"
-#include "cyfa/kernels/cyclic_flow/reference.h"
+#include "cyfa/kernels/cyclic_flow/reference/reference.h"
 
 namespace cyfa::app {
 namespace {

@@ -6,8 +6,8 @@
 #include "apps/output.h"
 #include "apps/verify_op_file.h"
 #include "cyfa/io/file_error.h"
-#include "cyfa/ops/check.h"
-#include "cyfa/ops/cyclic_flow.h"
+#include "cyfa/ops/common/check.h"
+#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 
 namespace cyfa::app {
 namespace {

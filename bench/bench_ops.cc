@@ -6,8 +6,8 @@
 #include <torch/types.h>
 
 #include "apps/op_case.h"
-#include "cyfa/ops/cyclic_flow.h"
-#include "cyfa/ops/recurrence_table.h"
+#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
+#include "cyfa/ops/recurrence/table.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include "cyfa/io/hash.h"
 #include "cyfa/model/checkpoint.h"
 #include "cyfa/model/tensor_file.h"
-#include "cyfa/ops/check.h"
+#include "cyfa/ops/common/check.h"
 
 namespace cyfa {
 namespace {

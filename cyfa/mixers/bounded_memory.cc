@@ -1,7 +1,7 @@
 #include "cyfa/mixers/bounded_memory.h"
 
 #include "cyfa/mixers/parts.h"
-#include "cyfa/ops/check.h"
+#include "cyfa/ops/common/check.h"
 
 namespace cyfa {
 namespace {

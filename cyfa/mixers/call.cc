@@ -1,14 +1,14 @@
 #include "cyfa/mixers/call.h"
 
-#include "cyfa/ops/column_gated_la.h"
-#include "cyfa/ops/delta_rule.h"
-#include "cyfa/ops/fixed_scalar_gated_la.h"
-#include "cyfa/ops/la.h"
-#include "cyfa/ops/row_gated_delta_rule.h"
-#include "cyfa/ops/row_gated_la.h"
-#include "cyfa/ops/scalar_gated_delta_rule.h"
-#include "cyfa/ops/scalar_gated_la.h"
-#include "cyfa/ops/short_conv.h"
+#include "cyfa/ops/recurrence/column_gated_la.h"
+#include "cyfa/ops/recurrence/delta_rule.h"
+#include "cyfa/ops/recurrence/fixed_scalar_gated_la.h"
+#include "cyfa/ops/recurrence/la.h"
+#include "cyfa/ops/recurrence/row_gated_delta_rule.h"
+#include "cyfa/ops/recurrence/row_gated_la.h"
+#include "cyfa/ops/recurrence/scalar_gated_delta_rule.h"
+#include "cyfa/ops/recurrence/scalar_gated_la.h"
+#include "cyfa/ops/dense/short_conv.h"
 
 namespace cyfa {
 namespace {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cyfa/ops/cyclic_flow.h"
-#include "cyfa/ops/decode_step.h"
-#include "cyfa/ops/dense.h"
-#include "cyfa/ops/packed.h"
-#include "cyfa/ops/short_conv.h"
+#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
+#include "cyfa/engine/sm90/decode_step.h"
+#include "cyfa/ops/dense/dense.h"
+#include "cyfa/engine/sm90/packed.h"
+#include "cyfa/ops/dense/short_conv.h"
 
 namespace cyfa {
 namespace {

@@ -3,7 +3,7 @@
 #include <numbers>
 
 #include "cyfa/mixers/parts.h"
-#include "cyfa/ops/scalar_gated_la.h"
+#include "cyfa/ops/recurrence/scalar_gated_la.h"
 
 namespace cyfa {
 namespace {

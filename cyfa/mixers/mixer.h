@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cyfa/mixers/parameters.h"
-#include "cyfa/ops/decode_rows.h"
-#include "cyfa/ops/packed.h"
+#include "cyfa/engine/sm90/decode_rows.h"
+#include "cyfa/engine/sm90/packed.h"
 
 namespace cyfa {
 

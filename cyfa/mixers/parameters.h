@@ -59,7 +59,7 @@ class ParameterTable {
   int64_t numel() const;
 
   // Matrices that are multiplied with the same input, or a parameter alone: a training step on a GPU finds them in Weights::packed and adds
-  // their gradients there (cyfa/ops/packed.h). Only for parameters that are computed with in this way alone.
+  // their gradients there (cyfa/engine/sm90/packed.h). Only for parameters that are computed with in this way alone.
   void pack(std::vector<ParameterId> members) { packs_.push_back(std::move(members)); }
   const std::vector<std::vector<ParameterId>>& packs() const { return packs_; }
 

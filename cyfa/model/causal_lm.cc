@@ -5,12 +5,12 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "cyfa/model/recompute.h"
-#include "cyfa/ops/check.h"
-#include "cyfa/ops/cross_entropy.h"
-#include "cyfa/ops/decode_rows.h"
-#include "cyfa/ops/decode_step.h"
-#include "cyfa/ops/dense.h"
-#include "cyfa/ops/packed.h"
+#include "cyfa/ops/common/check.h"
+#include "cyfa/ops/dense/cross_entropy.h"
+#include "cyfa/engine/sm90/decode_rows.h"
+#include "cyfa/engine/sm90/decode_step.h"
+#include "cyfa/ops/dense/dense.h"
+#include "cyfa/engine/sm90/packed.h"
 
 namespace cyfa {
 namespace {

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <random>
 
-#include "cyfa/ops/cross_entropy.h"
+#include "cyfa/ops/dense/cross_entropy.h"
 
 namespace cyfa {
 

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "cyfa/ops/check.h"
+#include "cyfa/ops/common/check.h"
 
 namespace cyfa {
 namespace {

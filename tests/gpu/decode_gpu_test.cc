@@ -5,11 +5,11 @@
 #include <filesystem>
 
 #include "cyfa/decode/step_graph.h"
-#include "cyfa/ops/check.h"
-#include "cyfa/ops/cyclic_flow.h"
-#include "cyfa/ops/decode_rows.h"
-#include "cyfa/ops/decode_step.h"
-#include "cyfa/ops/dense.h"
+#include "cyfa/ops/common/check.h"
+#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
+#include "cyfa/engine/sm90/decode_rows.h"
+#include "cyfa/engine/sm90/decode_step.h"
+#include "cyfa/ops/dense/dense.h"
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {

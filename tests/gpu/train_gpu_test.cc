@@ -4,9 +4,9 @@
 #include <torch/cuda.h>
 
 #include "cyfa/model/packed_weights.h"
-#include "cyfa/ops/cross_entropy.h"
-#include "cyfa/ops/dense.h"
-#include "cyfa/ops/short_conv.h"
+#include "cyfa/ops/dense/cross_entropy.h"
+#include "cyfa/ops/dense/dense.h"
+#include "cyfa/ops/dense/short_conv.h"
 #include "cyfa/train/trainer.h"
 #include "tests/model/small_model.h"
 

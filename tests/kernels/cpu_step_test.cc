@@ -1,5 +1,5 @@
 // The CPU decoding step of cyclic_flow against the fp64 reference, for every instruction set that this machine has.
-#include "cyfa/kernels/cyclic_flow/step.h"
+#include "cyfa/kernels/cyclic_flow/cpu/cpu_step.h"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "cyfa/kernels/cyclic_flow/reference.h"
+#include "cyfa/kernels/cyclic_flow/reference/reference.h"
 #include "tests/kernels/random_case.h"
 
 namespace cyfa::cyclic_flow {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cyfa/kernels/cyclic_flow/reference.h"
+#include "cyfa/kernels/cyclic_flow/reference/reference.h"
 #include "tests/kernels/random_case.h"
 
 namespace cyfa::cyclic_flow::reference {

@@ -20,7 +20,7 @@ std::vector<cpu::Isa> isas() {
 
 struct Case {
   Gemv g;
-  std::vector<float> wide, x, packed, bias, y;
+  std::vector<float> wide, x, interleaved, bias, y;
   std::vector<uint16_t> narrow;
 
   Case(int64_t batch, int64_t in, int64_t out, WeightType type, bool with_bias = true, uint32_t seed = 1) {
@@ -39,14 +39,14 @@ struct Case {
     fill(x, batch * in);
     fill(bias, out);
     y.assign(static_cast<size_t>(batch * out), std::numeric_limits<float>::quiet_NaN());
-    packed.resize(static_cast<size_t>(packed_floats(batch, in)));
-    pack_vectors(batch, in, x.data(), packed.data());
+    interleaved.resize(static_cast<size_t>(interleaved_floats(batch, in)));
+    interleave_vectors(batch, in, x.data(), interleaved.data());
     g.batch = batch;
     g.in = in;
     g.out = out;
     g.type = type;
     g.weight = type == WeightType::kF32 ? static_cast<const void*>(wide.data()) : narrow.data();
-    g.x = packed.data();
+    g.x = interleaved.data();
     g.bias = with_bias ? bias.data() : nullptr;
     g.y = y.data();
   }
@@ -86,10 +86,10 @@ TEST(Gemv, BitsDependNeitherOnTheBatchNorOnTheSplit) {
       gemv_cpu(all.g, 0, out, isa);
       for (int64_t b = 0; b < batch; ++b) {
         Case one(batch, in, out, type);
-        std::vector<float> packed(static_cast<size_t>(packed_floats(1, in)));
-        pack_vectors(1, in, one.x.data() + b * in, packed.data());
+        std::vector<float> interleaved(static_cast<size_t>(interleaved_floats(1, in)));
+        interleave_vectors(1, in, one.x.data() + b * in, interleaved.data());
         one.g.batch = 1;
-        one.g.x = packed.data();
+        one.g.x = interleaved.data();
         for (int64_t begin = 0; begin < out; begin += 5) gemv_cpu(one.g, begin, std::min(begin + 5, out), isa);
         for (int64_t r = 0; r < out; ++r) {
           EXPECT_EQ(std::bit_cast<uint32_t>(one.y[static_cast<size_t>(r)]), std::bit_cast<uint32_t>(all.y[static_cast<size_t>(b * out + r)]));

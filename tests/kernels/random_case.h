@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "cyfa/kernels/cyclic_flow/reference.h"
+#include "cyfa/kernels/cyclic_flow/reference/reference.h"
 
 namespace cyfa::test {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cyfa/kernels/cyclic_flow/reference.h"
+#include "cyfa/kernels/cyclic_flow/reference/reference.h"
 #include "cyfa/kernels/recurrence/reference.h"
 #include "tests/kernels/random_case.h"
 

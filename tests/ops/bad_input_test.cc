@@ -6,7 +6,7 @@
 #include <functional>
 #include <limits>
 
-#include "cyfa/ops/check.h"
+#include "cyfa/ops/common/check.h"
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {

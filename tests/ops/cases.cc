@@ -1,13 +1,13 @@
 #include "tests/ops/cases.h"
 
-#include "cyfa/ops/column_gated_la.h"
-#include "cyfa/ops/delta_rule.h"
-#include "cyfa/ops/fixed_scalar_gated_la.h"
-#include "cyfa/ops/la.h"
-#include "cyfa/ops/row_gated_delta_rule.h"
-#include "cyfa/ops/row_gated_la.h"
-#include "cyfa/ops/scalar_gated_delta_rule.h"
-#include "cyfa/ops/scalar_gated_la.h"
+#include "cyfa/ops/recurrence/column_gated_la.h"
+#include "cyfa/ops/recurrence/delta_rule.h"
+#include "cyfa/ops/recurrence/fixed_scalar_gated_la.h"
+#include "cyfa/ops/recurrence/la.h"
+#include "cyfa/ops/recurrence/row_gated_delta_rule.h"
+#include "cyfa/ops/recurrence/row_gated_la.h"
+#include "cyfa/ops/recurrence/scalar_gated_delta_rule.h"
+#include "cyfa/ops/recurrence/scalar_gated_la.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>

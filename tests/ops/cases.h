@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "cyfa/ops/cyclic_flow.h"
-#include "cyfa/ops/recurrence.h"
+#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
+#include "cyfa/ops/recurrence/recurrence.h"
 
 namespace cyfa::test {
 
@@ -31,7 +31,7 @@ enum class Op {
   kRowGatedDeltaRule,
 };
 const std::vector<Op>& all_ops();
-const std::vector<Op>& recurrences();  // the interfaces of cyfa/ops/recurrence.h: all but cyclic_flow
+const std::vector<Op>& recurrences();  // the interfaces of cyfa/ops/recurrence/recurrence.h: all but cyclic_flow
 std::string op_name(Op op);            // "row_gated_la", as in messages
 std::string op_label(Op op);           // "RowGatedLa", as in names of tests
 // Its keys should have at most unit length: longer ones make the recurrence itself grow without bound.

@@ -3,8 +3,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 
-#include "cyfa/ops/check.h"
-#include "cyfa/ops/scalar_gated_la.h"
+#include "cyfa/ops/common/check.h"
+#include "cyfa/ops/recurrence/scalar_gated_la.h"
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {

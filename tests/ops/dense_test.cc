@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "cyfa/ops/check.h"
-#include "cyfa/ops/dense.h"
-#include "cyfa/ops/short_conv.h"
+#include "cyfa/ops/common/check.h"
+#include "cyfa/ops/dense/dense.h"
+#include "cyfa/ops/dense/short_conv.h"
 #include "tests/ops/neighbours.h"
 
 namespace cyfa::ops {

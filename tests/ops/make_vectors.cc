@@ -31,7 +31,7 @@ GoldenFile make_golden(const OpCase& c) {
   golden.gradients = widened(make_output_gradients(c));
   golden.scale = 1.0 / std::sqrt(static_cast<double>(c.K));
   golden.norm_eps = 1e-5;
-  golden.source = "fp64 reference of cyfa (cyfa/kernels/cyclic_flow/reference.h), by tests/ops/make_vectors.cc";
+  golden.source = "fp64 reference of cyfa (cyfa/kernels/cyclic_flow/reference/reference.h), by tests/ops/make_vectors.cc";
   golden.results = judge(c.op, golden.inputs, golden.gradients, {.scale = golden.scale, .norm_eps = golden.norm_eps});
   return golden;
 }

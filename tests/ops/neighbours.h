@@ -8,8 +8,8 @@
 #include <functional>
 #include <string>
 
-#include "cyfa/ops/dense.h"
-#include "cyfa/ops/short_conv.h"
+#include "cyfa/ops/dense/dense.h"
+#include "cyfa/ops/dense/short_conv.h"
 
 namespace cyfa::ops::neighbours {
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "cyfa/ops/check.h"
+#include "cyfa/ops/common/check.h"
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {

@@ -1,7 +1,7 @@
 // Decoding with states in bf16: rounded at every step, otherwise the same.
 #include <gtest/gtest.h>
 
-#include "cyfa/ops/check.h"
+#include "cyfa/ops/common/check.h"
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {

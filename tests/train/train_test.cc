@@ -6,7 +6,7 @@
 
 #include "cyfa/io/file_error.h"
 #include "cyfa/model/checkpoint.h"
-#include "cyfa/ops/cross_entropy.h"
+#include "cyfa/ops/dense/cross_entropy.h"
 #include "cyfa/train/curve.h"
 #include "cyfa/train/recall.h"
 #include "tests/model/small_model.h"

@@ -7,10 +7,10 @@
 
 namespace cyfa::dense {
 
-void pack_vectors(int64_t batch, int64_t in, const float* x, float* packed) {
-  for (int64_t begin = 0; begin < in; begin += kPack) {
-    for (int64_t b = 0; b < batch; ++b, packed += kPack) {
-      for (int64_t i = 0; i < kPack; ++i) packed[i] = begin + i < in ? x[b * in + begin + i] : 0.0F;
+void interleave_vectors(int64_t batch, int64_t in, const float* x, float* interleaved) {
+  for (int64_t begin = 0; begin < in; begin += kInterleave) {
+    for (int64_t b = 0; b < batch; ++b, interleaved += kInterleave) {
+      for (int64_t i = 0; i < kInterleave; ++i) interleaved[i] = begin + i < in ? x[b * in + begin + i] : 0.0F;
     }
   }
 }

@@ -14,16 +14,16 @@ struct Gemv {
   int64_t batch = 0, in = 0, out = 0;
   const void* weight = nullptr;  // [out, in], rows one after another
   WeightType type = WeightType::kF32;
-  const float* x = nullptr;     // the vectors, packed by pack_vectors
+  const float* x = nullptr;     // the vectors, interleaved by interleave_vectors
   const float* bias = nullptr;  // [out] or null
   float* y = nullptr;           // [batch, out]
 };
 
 // Vectors x [batch, in] in the order in which gemv reads them, [ceil(in / 16), batch, 16] with zeros after the last: side by side, vectors
 // of 1,024 numbers would all compete for the same few lines of the cache.
-inline constexpr int64_t kPack = 16;
-inline int64_t packed_floats(int64_t batch, int64_t in) { return (in + kPack - 1) / kPack * kPack * batch; }
-void pack_vectors(int64_t batch, int64_t in, const float* x, float* packed);
+inline constexpr int64_t kInterleave = 16;
+inline int64_t interleaved_floats(int64_t batch, int64_t in) { return (in + kInterleave - 1) / kInterleave * kInterleave * batch; }
+void interleave_vectors(int64_t batch, int64_t in, const float* x, float* interleaved);
 
 // y[b, r] = <weight[r], x[b]> + bias[r] for rows begin .. end - 1. The order of every sum depends on `in` and `isa` alone, so that a
 // vector gives the same bits in any batch and in any split of the rows.

@@ -43,32 +43,32 @@ constexpr int64_t kTogether = 8;  // vectors
 // rows that come next are asked for meanwhile.
 template <class Vec, int kRows, int kBatch, bool kPrefetch, class Weight>
 void multiply(const Gemv& g, const Weight* w, const float* x, int64_t begin, int64_t end, Vec (*sum)[kBatch]) {
-  const int64_t in = g.in, step = g.batch * kPack, whole = (end - begin) / kPack;
+  const int64_t in = g.in, step = g.batch * kInterleave, whole = (end - begin) / kInterleave;
   w += begin;
-  for (int64_t block = 0; block < whole; ++block, w += kPack, x += step) {
+  for (int64_t block = 0; block < whole; ++block, w += kInterleave, x += step) {
     if constexpr (kPrefetch) {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) __builtin_prefetch(w + (kRows + r) * in, 0, 3);
     }
 #pragma GCC unroll 4
-    for (int64_t part = 0; part < kPack; part += Vec::kWidth) {
+    for (int64_t part = 0; part < kInterleave; part += Vec::kWidth) {
       Vec weight[kRows];
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) weight[r] = load<Vec>(w + r * in + part);
 #pragma GCC unroll 8
       for (int n = 0; n < kBatch; ++n) {
-        const Vec xn = Vec::load(x + n * kPack + part);
+        const Vec xn = Vec::load(x + n * kInterleave + part);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) sum[r][n] = fma(weight[r], xn, sum[r][n]);
       }
     }
   }
-  const int64_t rest = end - begin - whole * kPack;
+  const int64_t rest = end - begin - whole * kInterleave;
   for (int64_t part = 0; part < rest; part += Vec::kWidth) {
     const int64_t left = rest - part < Vec::kWidth ? rest - part : Vec::kWidth;
     for (int r = 0; r < kRows; ++r) {
       const Vec weight = load_first<Vec>(w + r * in + part, left);
-      for (int n = 0; n < kBatch; ++n) sum[r][n] = fma(weight, Vec::load(x + n * kPack + part), sum[r][n]);
+      for (int n = 0; n < kBatch; ++n) sum[r][n] = fma(weight, Vec::load(x + n * kInterleave + part), sum[r][n]);
     }
   }
 }
@@ -91,7 +91,7 @@ template <class Vec, int kRows, int kBatch, bool kPrefetch, class Weight>
 #pragma GCC unroll 8
     for (int n = 0; n < kBatch; ++n) sum[r][n] = Vec::load(kept[r][n]);
   }
-  multiply<Vec, kRows, kBatch, kPrefetch>(g, w, g.x + begin * g.batch + b * kPack, begin, end, sum);
+  multiply<Vec, kRows, kBatch, kPrefetch>(g, w, g.x + begin * g.batch + b * kInterleave, begin, end, sum);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8

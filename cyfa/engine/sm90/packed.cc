@@ -1,0 +1,403 @@
+#include "cyfa/engine/sm90/packed.h"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "cyfa/kernels/rowwise/rowwise_cuda.h"
+#include "cyfa/ops/common/check.h"
+#include "cyfa/ops/dense/cross_entropy.h"
+#include "cyfa/ops/dense/rowwise_cuda.h"
+
+namespace cyfa::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr rowwise::RowType kType = rowwise::RowType::kBFloat16;
+
+cudaStream_t stream() { return at::cuda::getCurrentCUDAStream().stream(); }
+const float* floats(const at::Tensor& x) { return x.defined() ? x.const_data_ptr<float>() : nullptr; }
+at::Tensor as_rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+void* column(const at::Tensor& x, int64_t index) { return static_cast<at::BFloat16*>(x.mutable_data_ptr()) + index; }
+
+std::vector<int64_t> shaped_as(const at::Tensor& x, int64_t width) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = width;
+  return shape;
+}
+
+// sum += a^T b in fp32, a [N, rows] and b [N, in] in bf16. (On a stream of its own, to fill the pauses between kernels, a step of the 400M
+// model took 320 ms instead of 323: not worth the memory that waits for it.)
+void add_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  at::Tensor to = sum;
+  at::addmm_out(to, sum, a.t(), b, at::kFloat);
+}
+
+// What a Function keeps for its backward beside tensors that autograd watches.
+template <class T>
+struct Kept : torch::CustomClassHolder {
+  explicit Kept(const T& x) : value(x) {}
+  T value;
+};
+template <class T>
+void keep(AutogradContext* ctx, const T& x) {
+  ctx->saved_data["kept"] = c10::IValue::make_capsule(c10::make_intrusive<Kept<T>>(x));
+}
+template <class T>
+T kept(AutogradContext* ctx) {
+  return c10::static_intrusive_pointer_cast<Kept<T>>(ctx->saved_data["kept"].toCapsule())->value;
+}
+
+class Linear : public torch::autograd::Function<Linear> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Summed& w) {
+    ctx->save_for_backward({x});
+    keep(ctx, w);
+    return at::mm(as_rows(x), w.value.t()).view(shaped_as(x, w.value.size(0)));
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const at::Tensor x = ctx->get_saved_variables()[0], grad = as_rows(grads[0]);
+    const auto w = kept<Summed>(ctx);
+    add_product(w.sum, grad, as_rows(x));
+    return {at::mm(grad, w.value).view(x.sizes()), at::Tensor()};
+  }
+};
+
+class SwigluHalves : public torch::autograd::Function<SwigluHalves> {
+ public:
+  static rowwise::SwigluCuda params(const at::Tensor& y) {
+    rowwise::SwigluCuda p;
+    p.type = kType;
+    p.stride = y.size(-1);
+    p.width = p.stride / 2;
+    p.rows = y.numel() / p.stride;
+    p.gate = column(y, 0);
+    p.up = column(y, p.width);
+    return p;
+  }
+
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& y) {
+    const c10::cuda::CUDAGuard guard(y.device());
+    const at::Tensor in = y.contiguous(), out = at::empty(shaped_as(y, y.size(-1) / 2), y.options());
+    ctx->save_for_backward({in});
+    rowwise::SwigluCuda p = params(in);
+    p.out = out.mutable_data_ptr();
+    C10_CUDA_CHECK(rowwise::swiglu_cuda(p, stream()));
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const at::Tensor y = ctx->get_saved_variables()[0], grad = grads[0].contiguous(), out = at::empty_like(y);
+    const c10::cuda::CUDAGuard guard(y.device());
+    rowwise::SwigluCuda p = params(y);
+    p.grad = grad.const_data_ptr();
+    p.grad_gate = column(out, 0);
+    p.grad_up = column(out, p.width);
+    C10_CUDA_CHECK(rowwise::swiglu_backward_cuda(p, stream()));
+    return {out};
+  }
+};
+
+// x [, plus] -> normed [, x + plus].
+class AddNorm : public torch::autograd::Function<AddNorm> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const std::optional<at::Tensor>& plus, const Summed& weight,
+                               double eps) {
+    const at::Tensor in = x.contiguous(), more = plus ? plus->contiguous() : at::Tensor();
+    const row_kernels::Norm out = row_kernels::norm_cuda(in, weight.value, eps, {}, more);
+    ctx->save_for_backward({plus ? out.sum : in, out.rate});
+    ctx->saved_data["plus"] = plus.has_value();
+    ctx->set_materialize_grads(false);
+    keep(ctx, weight);
+    if (plus) return {out.y, out.sum};
+    return {out.y};
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const auto weight = kept<Summed>(ctx);
+    const at::Tensor past = grads.size() > 1 ? grads[1] : at::Tensor();
+    at::Tensor grad_x = past;
+    if (grads[0].defined()) {
+      const at::Tensor rest = past.defined() ? past.contiguous() : past;
+      grad_x = row_kernels::norm_backward_cuda(saved[0], weight.value, {}, saved[1], grads[0].contiguous(), rest, {weight.sum, {}}).x;
+    }
+    return {grad_x, ctx->saved_data["plus"].toBool() ? grad_x : at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+class GatedNorm : public torch::autograd::Function<GatedNorm> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& gate, const Summed& weight, double eps,
+                            const at::Tensor& bias_sum) {
+    const at::Tensor in = x.contiguous(), by = gate.contiguous();
+    const row_kernels::Norm out = row_kernels::norm_cuda(in, weight.value, eps, by);
+    ctx->save_for_backward({in, by, out.rate});
+    ctx->saved_data["bias_sum"] = bias_sum;
+    keep(ctx, weight);
+    return out.y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const auto weight = kept<Summed>(ctx);
+    const row_kernels::NormSums sums = {weight.sum, ctx->saved_data["bias_sum"].toTensor()};
+    const row_kernels::NormGrads out =
+        row_kernels::norm_backward_cuda(saved[0], weight.value, saved[1], saved[2], grads[0].contiguous(), {}, sums);
+    return {out.x, out.gate, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+// Where the columns of a row of the projection stand.
+struct FlowColumns {
+  int64_t width[3], streams, rank, heads, all;
+
+  explicit FlowColumns(const FlowWeights& w)
+      : rank(w.gate_up.value.size(1)), heads(w.A_log.value.size(0)), all(w.projection.value.size(0)) {
+    for (size_t i = 0; i < 3; ++i) width[i] = w.conv[i].value.size(0);
+    streams = width[0] + width[1] + width[2];
+  }
+  int64_t gate() const { return streams; }
+  int64_t gates() const { return streams + rank; }
+  int64_t fill() const { return all - gates() - 3 * heads; }
+  int64_t stride() const { return (all + 63) / 64 * 64; }
+};
+
+rowwise::GatesCuda gates_params(const FlowWeights& w, const FlowColumns& c, const at::Tensor& y) {
+  rowwise::GatesCuda p;
+  p.type = kType;
+  p.rows = y.size(0);
+  p.heads = c.heads;
+  p.stride = y.stride(0);
+  p.x = column(y, c.gates());
+  p.dt_bias = floats(w.dt_bias.value);
+  p.A_log = floats(w.A_log.value);
+  p.b_bias = floats(w.b_bias.value);
+  p.d_bias = floats(w.d_bias.value);
+  return p;
+}
+
+class FlowProjections : public torch::autograd::Function<FlowProjections> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const FlowWeights& w, const std::vector<int64_t>& offsets) {
+    const c10::cuda::CUDAGuard guard(x.device());
+    const FlowColumns c(w);
+    const at::Tensor y = rows_for(c, x);
+    at::Tensor to = y;
+    at::mm_out(to, as_rows(x), w.projection.value.t());
+    variable_list out;
+    for (const int64_t width : c.width) out.push_back(at::empty(shaped_as(x, width), x.options()));
+    for (int i = 0; i < 3; ++i) out.push_back(at::empty(shaped_as(x, c.heads), x.options().dtype(at::kFloat)));
+    const at::Tensor tasks = row_kernels::conv_tasks(offsets, x.device());
+    rowwise::ConvCuda conv = conv_params(w, c, y, tasks);
+    for (size_t i = 0; i < 3; ++i) conv.input[i].y = out[i].mutable_data_ptr();
+    C10_CUDA_CHECK(rowwise::conv_cuda(conv, stream()));
+    rowwise::GatesCuda gates = gates_params(w, c, y);
+    gates.log_alpha = out[3].data_ptr<float>();
+    gates.beta = out[4].data_ptr<float>();
+    gates.delta = out[5].data_ptr<float>();
+    C10_CUDA_CHECK(rowwise::gates_cuda(gates, stream()));
+    const at::Tensor low = y.narrow(1, c.gate(), c.rank);
+    out.push_back(at::addmm(w.gate_bias.to(y.scalar_type()), low, w.gate_up.value.t()).view(shaped_as(x, w.gate_up.value.size(0))));
+    ctx->save_for_backward({x, y});
+    ctx->saved_data["offsets"] = offsets;
+    keep(ctx, w);
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &y = saved[1];
+    const auto w = kept<FlowWeights>(ctx);
+    const c10::cuda::CUDAGuard guard(x.device());
+    const FlowColumns c(w);
+    for (at::Tensor& g : grads) g = g.contiguous();
+    const at::Tensor grad_y = rows_for(c, x);
+    const auto single = y.options().dtype(at::kFloat);
+
+    const at::Tensor tasks = row_kernels::conv_tasks(ctx->saved_data["offsets"].toIntVector(), x.device());
+    rowwise::ConvCuda conv = conv_params(w, c, y, tasks);
+    for (size_t i = 0, at = 0; i < 3; at += static_cast<size_t>(c.width[i]), ++i) {
+      conv.input[i].grad = grads[i].const_data_ptr();
+      conv.input[i].grad_x = column(grad_y, static_cast<int64_t>(at));
+    }
+    conv.bias_parts = w.conv_bias[0].defined();
+    const at::Tensor conv_parts = at::empty({tasks.size(0), rowwise::conv_parts_columns(conv)}, single);
+    conv.parts = conv_parts.data_ptr<float>();
+    C10_CUDA_CHECK(rowwise::conv_backward_cuda(conv, stream()));
+    rowwise::SumParts sum;
+    sum.add = true;
+    const float* parts = conv.parts;
+    for (const Summed* kind : {w.conv, w.conv_bias}) {
+      for (size_t i = 0; i < 3 && kind[i].defined(); parts += kind[i].sum.numel(), ++i) {
+        sum.more(parts, tasks.size(0), conv_parts.size(1), kind[i].sum.data_ptr<float>(), kind[i].sum.numel());
+      }
+    }
+
+    rowwise::GatesCuda gates = gates_params(w, c, y);
+    const at::Tensor gate_parts = at::empty({rowwise::kGateParts, 4 * c.heads}, single);
+    gates.grad_log_alpha = floats(grads[3]);
+    gates.grad_beta = floats(grads[4]);
+    gates.grad_delta = floats(grads[5]);
+    gates.grad_x = column(grad_y, c.gates());
+    gates.fill = c.fill();
+    gates.parts = gate_parts.data_ptr<float>();
+    C10_CUDA_CHECK(rowwise::gates_backward_cuda(gates, stream()));
+    parts = gates.parts;
+    for (const Summed* s : {&w.dt_bias, &w.A_log, &w.b_bias, &w.d_bias}) {
+      sum.more(parts, rowwise::kGateParts, 4 * c.heads, s->sum.data_ptr<float>(), c.heads);
+      parts += c.heads;
+    }
+    C10_CUDA_CHECK(rowwise::sum_parts_cuda(sum, stream()));
+
+    const at::Tensor grad_gate = as_rows(grads[6]);
+    at::Tensor low = grad_y.narrow(1, c.gate(), c.rank);
+    at::mm_out(low, grad_gate, w.gate_up.value);
+    add_product(w.gate_up.sum, grad_gate, y.narrow(1, c.gate(), c.rank));
+    add_product(w.projection.sum, grad_y, as_rows(x));
+    const int64_t felt = w.clock_stop_gradient ? c.gates() + 2 * c.heads : c.all;  // columns that x takes a gradient from
+    const at::Tensor grad_x = at::mm(grad_y.narrow(1, 0, felt), w.projection.value.narrow(0, 0, felt)).view(x.sizes());
+    return {grad_x, at::Tensor(), at::Tensor()};
+  }
+
+ private:
+  // Rows of the projection begin at multiples of 128 bytes.
+  static at::Tensor rows_for(const FlowColumns& c, const at::Tensor& x) {
+    return at::empty({x.numel() / x.size(-1), c.stride()}, x.options()).narrow(1, 0, c.all);
+  }
+
+  static rowwise::ConvCuda conv_params(const FlowWeights& w, const FlowColumns& c, const at::Tensor& y, const at::Tensor& tasks) {
+    rowwise::ConvCuda p;
+    p.type = kType;
+    p.taps = w.conv[0].value.size(2);
+    p.x_stride = c.stride();
+    p.task_count = tasks.size(0);
+    p.tasks = reinterpret_cast<const rowwise::ConvTask*>(tasks.const_data_ptr<int64_t>());
+    p.inputs = 3;
+    for (size_t i = 0, at = 0; i < 3; at += static_cast<size_t>(c.width[i]), ++i) {
+      p.input[i].width = c.width[i];
+      p.input[i].x = column(y, static_cast<int64_t>(at));
+      p.input[i].weight = floats(w.conv[i].value);
+      p.input[i].bias = floats(w.conv_bias[i].value);
+    }
+    return p;
+  }
+};
+
+// Logits that are there at once: 512 MB, few enough products to fill a GPU.
+constexpr int64_t kLogits = int64_t{1} << 28;
+
+class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Summed& weight, const at::Tensor& targets) {
+    const c10::cuda::CUDAGuard guard(x.device());
+    const int64_t N = x.size(0), V = weight.value.size(0);
+    const auto single = x.options().dtype(at::kFloat);
+    const at::Tensor share = at::reciprocal(targets.ge(0).sum().clamp_min(1).to(at::kFloat));
+    const at::Tensor losses = at::empty({N}, single), grad_x = at::empty_like(x), grad_weight = at::empty({V, x.size(1)}, single);
+    const int64_t most = std::clamp<int64_t>(kLogits / V, 256, 8192);
+    if (N == 0) grad_weight.zero_();
+    for (int64_t begin = 0; begin < N; begin += most) {
+      const int64_t n = std::min(most, N - begin);
+      const at::Tensor part = x.narrow(0, begin, n), logits = at::mm(part, weight.value.t());
+      rowwise::LossCuda p;
+      p.type = kType;
+      p.rows = n;
+      p.width = V;
+      p.logits = logits.mutable_data_ptr();
+      p.targets = targets.const_data_ptr<int64_t>() + begin;
+      p.share = share.const_data_ptr<float>();
+      p.loss = losses.data_ptr<float>() + begin;
+      C10_CUDA_CHECK(rowwise::loss_cuda(p, stream()));
+      at::Tensor to = grad_x.narrow(0, begin, n), sum = grad_weight;
+      at::mm_out(to, logits, weight.value);
+      at::addmm_out(sum, grad_weight, logits.t(), part, at::kFloat, begin == 0 ? 0 : 1);
+    }
+    ctx->save_for_backward({grad_x, grad_weight});
+    ctx->saved_data["sum"] = weight.sum;
+    return losses.sum() * share;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    ctx->saved_data["sum"].toTensor().addcmul_(saved[1], grads[0]);
+    return {saved[0] * grads[0].to(saved[0].scalar_type()), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+bool packs_on(at::Device device) { return device.is_cuda(); }
+bool packs_norm(int64_t width) { return rowwise::norm_cuda_takes(width); }
+bool packs_columns(int64_t width) { return width > 0 && width % 8 == 0; }
+bool packs_conv(int64_t width, int64_t taps) { return rowwise::conv_cuda_takes(width, taps); }
+
+at::Tensor linear(const at::Tensor& x, const Summed& w) { return Linear::apply(x, w); }
+
+at::Tensor swiglu_halves(const at::Tensor& y) { return SwigluHalves::apply(y); }
+
+AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& plus, const Summed& weight, double eps) {
+  const variable_list out = AddNorm::apply(x, plus.defined() ? std::optional(plus) : std::nullopt, weight, eps);
+  return {plus.defined() ? out[1] : x, out[0]};
+}
+
+at::Tensor gated_rms_norm(const at::Tensor& x, const Summed& weight, double eps, const at::Tensor& gate, const at::Tensor& bias_sum) {
+  return GatedNorm::apply(x, gate, weight, eps, bias_sum);
+}
+
+FlowStreams flow_streams(const at::Tensor& x, const FlowWeights& w, const std::optional<at::Tensor>& cu_seqlens) {
+  constexpr const char* kOp = "flow_streams";
+  check::shape(kOp, "x", x, {{"B", -1}, {"T", -1}, {"D", w.projection.value.size(1)}});
+  std::vector<int64_t> offsets;
+  if (cu_seqlens) {
+    check::borders(kOp, *cu_seqlens, x.size(0), x.device());
+    offsets = check::sequence_offsets(kOp, *cu_seqlens, x.size(1));
+  } else {
+    for (int64_t b = 0; b <= x.size(0); ++b) offsets.push_back(b * x.size(1));
+  }
+  const variable_list out = FlowProjections::apply(x, w, offsets);
+  return {out[0], out[1], out[2], out[3], out[4], out[5], out[6]};
+}
+
+FlowStreams flow_step(const at::Tensor& x, const FlowWeights& w, const std::array<at::Tensor, 3>& past) {
+  check::shape("flow_step", "x", x, {{"B", -1}, {"D", w.projection.value.size(1)}});
+  const c10::cuda::CUDAGuard guard(x.device());
+  const FlowColumns c(w);
+  const int64_t B = x.size(0);
+  const at::Tensor y = at::mm(x, w.projection.value.t());
+  at::Tensor out[3];
+  rowwise::ConvStepCuda conv;
+  conv.type = kType;
+  conv.batch = B;
+  conv.taps = w.conv[0].value.size(2);
+  conv.inputs = 3;
+  conv.x_stride = y.stride(0);
+  for (size_t i = 0, at = 0; i < 3; at += static_cast<size_t>(c.width[i]), ++i) {
+    out[i] = at::empty({B, c.width[i]}, x.options());
+    conv.input[i] = {c.width[i], column(y, static_cast<int64_t>(at)), floats(w.conv[i].value), floats(w.conv_bias[i].value),
+                      past[i].data_ptr<float>(), out[i].mutable_data_ptr()};
+  }
+  C10_CUDA_CHECK(rowwise::conv_step_cuda(conv, stream()));
+  const auto single = x.options().dtype(at::kFloat);
+  const at::Tensor log_alpha = at::empty({B, c.heads}, single), beta = at::empty_like(log_alpha), delta = at::empty_like(log_alpha);
+  rowwise::GatesCuda gates = gates_params(w, c, y);
+  gates.log_alpha = log_alpha.data_ptr<float>();
+  gates.beta = beta.data_ptr<float>();
+  gates.delta = delta.data_ptr<float>();
+  C10_CUDA_CHECK(rowwise::gates_cuda(gates, stream()));
+  const at::Tensor gate = at::addmm(w.gate_bias, y.narrow(1, c.gate(), c.rank), w.gate_up.value.t());
+  return {out[0], out[1], out[2], log_alpha, beta, delta, gate};
+}
+
+at::Tensor linear_cross_entropy(const at::Tensor& x, const Summed& weight, const at::Tensor& targets) {
+  constexpr const char* kOp = "linear_cross_entropy";
+  check::shape(kOp, "x", x, {{"N", -1}, {"D", weight.value.size(1)}});
+  check::shape(kOp, "targets", targets, {{"N", x.size(0)}});
+  return CrossEntropy::apply(x.contiguous(), weight, targets.contiguous());
+}
+
+}  // namespace cyfa::ops

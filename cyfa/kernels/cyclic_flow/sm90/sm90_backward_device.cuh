@@ -1,0 +1,316 @@
+// What the stages of cyclic_flow's backward on Hopper share: the workspace, and the element-wise steps between matrix products.
+// A block of the tile-wise stages has two warpgroups of 64 tokens each; a thread owns rows `row` and `row + 8` of the tile and, of every
+// 8 columns, the pair 2 q, 2 q + 1 with q = lane % 4 (sm90/wgmma.cuh).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cyfa/kernels/cyclic_flow/sm90/sm90_backward.h"
+#include "cyfa/kernels/cyclic_flow/sm90/sm90_parts.cuh"
+#include "cyfa/kernels/sm90/wgmma.cuh"
+
+namespace cyfa::cyclic_flow::sm90_backward_stages {
+
+using namespace sm90;
+using cyclic_flow::gate_between;
+
+constexpr int kThreads = 256;  // two warpgroups
+constexpr int kWarps = kThreads / 32;
+constexpr int kWide = kC * kD * 2;    // bytes of a tile of keys, queries or values, and of a state
+constexpr int kNarrow = kC * kM * 2;  // bytes of a tile of write vectors, slot weights or scores, and of a table
+constexpr int kReadoutBlocks = 132;   // blocks of the readout stage; each sums its own gradient of the table
+constexpr int kWholeParts = 16;       // of the sums over one state: 16 slots and 128 columns each
+
+enum Pass { kKeys = 0, kValues = 1 };
+
+// Scalars of tokens are [H, T]. rq = scale / rms(q) and rk = 1 / rms(k) stand for the norms (scale and 1 where there are none); their
+// weights, multiplied, are `weight`. So q and k are used as they came:
+//   W~ = rk W      dY~ = rq dY      S_K = stored state * k's weight      dS_K = stored gradient * q's weight
+struct Workspace {
+  // Of forward (sm90_parts.cuh).
+  const float2* gate;
+  const uint32_t* turn;
+  const float* rate[2];  // 1 / rms of k and of q
+  const bf16* states;    // S at tile starts: rows [.., D], those of a state from state_row() on
+  const __half* scores;  // [T, H, P] Z / kScoreUnit
+  const __half* table;
+  const float* table_unit;
+  const float* weight;  // [K]
+  float* read[2];       // of a pass: <state's share of its output, its gradient>, for the gates from the tile's start to the token
+  float* later[2];      // pairs (token, earlier token) of the tile, summed over the earlier one
+  float* earlier[2];    // the same, summed over the later one
+  float* written[2];    // <token's write, gradient of the tile's end state>, for the gates after the token
+  float* beta[2];       // <phi, dW>
+  float* turned[3];     // X(W, dW) of both passes; X(Y, dY) - X(U, dU)
+  float* crossing[2];   // the part of X(W, dW) that comes from the gradient of the tile's end state
+  float* along;         // <Y, dY>, which is <Q, dQ>
+  float2* whole;        // [tiles, H, 2, kWholeParts] parts of <S, dS'> and of X(S, dS') / (2 pi / m)
+  bf16* d_scores;       // [T, H, 2 kM] dY~ in the first half of each row: those of d_k, where they have the size, else rows of their own
+  bf16* weights;        // U in the second half
+  bf16* spare;          // [N, H, 2, kM, state_width] dS' at the end of a sequence's last tile, where that is not full
+  float* carried;       // dS' at the ends of segments, only where a walk is cut
+  float4* d_tables;     // [table blocks, H, quarters, kM * kM / 4] in the order of the threads and their registers
+  float* d_units;       // [tiles, H, 2] what dX and dL of each half of a tile were divided by; only with two sections
+  float* row_units;     // [H, T] what rows of dX were divided by; only with two sections
+  float* d_weights;     // [weight_rows, K] sums of q dq without weights; with normalise_first [2, weight_rows, K] of k and of q
+  bf16* rows[2];        // [T, H, K] normalised k and q, only with normalise_first
+  int64_t bytes;
+  Slots slots;
+};
+
+inline int readout_blocks_of_head(const Sm90BackwardParams& p) {
+  const int most = kReadoutBlocks / p.in.H > 0 ? kReadoutBlocks / p.in.H : 1;
+  return p.in.tiles < most ? p.in.tiles : most;
+}
+
+// The table's gradient is summed by so many blocks for each of its quarters of [kM, kM]; there is but one where there is one section.
+inline int quarters_of_table(const Sm90BackwardParams& p) { return p.in.M > kM ? 4 : 1; }
+inline int table_blocks(const Sm90BackwardParams& p) {
+  const int blocks = readout_blocks_of_head(p) / quarters_of_table(p);
+  return blocks > 0 ? blocks : 1;
+}
+
+// Partial sums for the gradients of the norms' weights: one of each warp of the key pass's blocks.
+inline int64_t weight_rows(const Sm90BackwardParams& p) { return static_cast<int64_t>(readout_blocks_of_head(p)) * p.in.H * kWarps; }
+
+// Whether some tile has fewer than kC tokens.
+inline bool has_short_tiles(const Sm90BackwardParams& p) { return static_cast<int64_t>(p.in.tiles) * kC != p.in.T; }
+
+inline Workspace workspace_of(const Sm90BackwardParams& p) {
+  char* base = static_cast<char*>(p.workspace);
+  int64_t at = 0;
+  const auto take = [&](auto*& part, int64_t count) {
+    part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(base + at);
+    at += align_up(count * static_cast<int64_t>(sizeof(*part)));
+  };
+  const int64_t tokens = p.in.T * p.in.H;
+  const int64_t tiles = static_cast<int64_t>(p.in.tiles) * p.in.H;
+  const cyclic_flow::Workspace forward = cyclic_flow::workspace_of(p.in);
+  Workspace w;
+  w.gate = forward.gate;
+  w.turn = forward.turn;
+  w.rate[0] = forward.rate[0];
+  w.rate[1] = forward.rate[1];
+  w.states = forward.states;
+  w.scores = forward.scores;
+  w.table = forward.table;
+  w.table_unit = forward.table_unit;
+  w.weight = forward.weight;
+  w.slots = forward.slots;
+  for (int i = 0; i < 2; ++i) {
+    take(w.read[i], tokens);
+    take(w.later[i], tokens);
+    take(w.earlier[i], tokens);
+    take(w.written[i], tokens);
+    take(w.beta[i], tokens);
+    take(w.crossing[i], tokens);
+  }
+  for (int i = 0; i < 3; ++i) take(w.turned[i], tokens);
+  take(w.along, tokens);
+  take(w.whole, tiles * 2 * kWholeParts);
+  take(w.spare, has_short_tiles(p) ? static_cast<int64_t>(p.in.N) * p.in.H * 2 * kM * state_width(p.in) : 0);
+  take(w.carried, has_segments(p.in) ? static_cast<int64_t>(segment_places(p.in)) * p.in.H * 2 * kM * state_width(p.in) : 0);
+  take(w.d_scores, p.in.K < 2 * kM ? tokens * 2 * kM : 0);
+  take(w.d_tables, static_cast<int64_t>(table_blocks(p)) * p.in.H * quarters_of_table(p) * kM * kM / 4);
+  take(w.d_units, p.in.M > kM ? 2 * tiles : 0);
+  take(w.row_units, p.in.M > kM ? tokens : 0);
+  take(w.d_weights, (normalises_first(p.in) ? 2 : 1) * weight_rows(p) * p.in.K);
+  for (bf16*& rows : w.rows) take(rows, normalises_first(p.in) && p.in.section == 0 ? tokens * p.in.K : 0);
+  if (p.in.K == 2 * kM) w.d_scores = static_cast<bf16*>(p.d_k);
+  w.weights = w.d_scores + kM;
+  w.bytes = at;
+  return w;
+}
+
+// The parameters of one of two sections. The first has the caller's gradients and the workspace's start; the second a workspace after it,
+// and then room for gradients of q, k and v of its own, which are added to the first's in the end.
+inline int64_t room_of_gradient(const Sm90BackwardParams& p) { return align_up(p.in.T * p.in.H * kD * 2); }
+inline Sm90BackwardParams section_of(const Sm90BackwardParams& p, int section) {
+  Sm90BackwardParams r = p;
+  r.in.section = section;
+  if (section == 0) return r;
+  const int64_t bytes = workspace_of(p).bytes;
+  char* after = static_cast<char*>(p.workspace) + 2 * bytes;
+  r.workspace = static_cast<char*>(p.workspace) + bytes;
+  r.d_q = after;
+  r.d_k = after + room_of_gradient(p);
+  r.d_v = after + 2 * room_of_gradient(p);
+  return r;
+}
+
+// dS' at the end of a tile, slots by columns: where the tile's own gradient of q (keys) or v (values) will be, which has its size, or in
+// `spare`. `stride` is the distance of slots.
+struct StatePlace {
+  bf16* at;
+  int64_t stride;
+};
+inline __device__ StatePlace d_state_at(const Sm90BackwardParams& p, const Workspace& w, const Tile& tile, int h, int pass) {
+  const int64_t H = p.in.H;
+  if (tile.tokens < kC) return {w.spare + ((tile.sequence * H + h) * 2 + pass) * kM * state_width(p.in), state_width(p.in)};
+  const int width = pass == kKeys ? p.in.K : p.in.V;
+  return {static_cast<bf16*>(pass == kKeys ? p.d_q : p.d_v) + (tile.token * H + h) * width, H * width};
+}
+
+// Operands of products in tiles of 128 rows, at a constant distance in bytes from a place in shared memory that is given as its address /
+// 16: along_columns and along_rows of sm90/tile.cuh in one addition.
+__device__ __forceinline__ uint64_t operand(uint32_t place, int distance, int leading) {
+  return static_cast<uint64_t>(1U << 30 | 1024 >> 4) << 32 | (place + static_cast<uint32_t>(distance >> 4 | leading >> 4 << 16));
+}
+__device__ __forceinline__ uint64_t columns_of(uint32_t place, int distance, int column) {
+  return operand(place, distance + (column >> 6) * kC * kRowBytes + (column & 63) * 2, 16);
+}
+__device__ __forceinline__ uint64_t rows_of(uint32_t place, int distance, int row) {
+  return operand(place, distance + row * kRowBytes, kC * kRowBytes);
+}
+
+// Stages, in order; each launches on the stream and returns cudaGetLastError().
+cudaError_t backward_readout(const Sm90BackwardParams& p, cudaStream_t stream);
+cudaError_t backward_states(const Sm90BackwardParams& p, cudaStream_t stream);
+cudaError_t backward_through(const Sm90BackwardParams& p, cudaStream_t stream);
+cudaError_t backward_passes(const Sm90BackwardParams& p, cudaStream_t stream);
+cudaError_t backward_norms(const Sm90BackwardParams& p, cudaStream_t stream);
+cudaError_t backward_sums(const Sm90BackwardParams& p, cudaStream_t stream);
+// In place of backward_readout, and after the passes, where there are two sections.
+cudaError_t backward_readout_of_sections(const Sm90BackwardParams (&sections)[2], cudaStream_t stream);
+cudaError_t backward_join(const Sm90BackwardParams (&sections)[2], cudaStream_t stream);
+
+// `kRows` rows of `kPieces` 16-byte pieces from memory to a tile by `kBy` threads; rows from `real` on become zero. A thread keeps to one
+// piece and, since it goes down by multiples of 8 rows, to one place in the swizzle.
+template <int kRows, int kPieces, int kBy>
+__device__ __forceinline__ void load_tile(uint32_t tile, const bf16* from, int64_t stride, int real) {
+  constexpr int kStep = kBy / kPieces;
+  static_assert(kStep % 8 == 0 && kRows % kStep == 0);
+  const int piece = static_cast<int>(threadIdx.x) % kPieces;
+  const int row = static_cast<int>(threadIdx.x) % kBy / kPieces;
+  const bf16* at = from + row * stride + piece * 8;
+  const uint32_t to = tile + piece_offset(kRows, row, piece);
+  if (real >= kRows) {
+#pragma unroll
+    for (int i = 0; i < kRows / kStep; ++i) {
+      copy_async_16(to + i * kStep * kRowBytes, at, true);
+      at += kStep * stride;
+    }
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < kRows / kStep; ++i) {
+      const bool valid = row + i * kStep < real;
+      copy_async_16(to + i * kStep * kRowBytes, valid ? at : from, valid);
+      at += kStep * stride;
+    }
+  }
+}
+
+// 2^x, one instruction; 0 at minus infinity.
+__device__ __forceinline__ float power_of_2(float x) { return exp2_fast(x); }
+
+// gate_between where `in_order`, else 0, without a branch.
+__device__ __forceinline__ float gate_between(float2 later, float2 earlier, bool in_order) {
+  const float x = (later.x - earlier.x) + (later.y - earlier.y);
+  return power_of_2(in_order ? x : -INFINITY);
+}
+
+// The gates of a tile's rows; rows beyond the last token repeat it.
+__device__ __forceinline__ void load_gates(float2* to, const Workspace& w, const Sm90BackwardParams& p, const Tile& tile, int h) {
+  if (threadIdx.x < kC) to[threadIdx.x] = w.gate[h * p.in.T + tile.token + min(static_cast<int>(threadIdx.x), tile.tokens - 1)];
+}
+
+__device__ __forceinline__ void phase(uint32_t turn, int j, float& sine, float& cosine) {
+  __sincosf(static_cast<float>(static_cast<int32_t>(turn * static_cast<uint32_t>(j))) * kRadians, &sine, &cosine);
+}
+
+// The same value, of which the compiler knows nothing: what follows from it is computed again rather than kept in registers.
+template <typename T>
+__device__ __forceinline__ T anew(T x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
+}
+
+// The four lanes of a quad hold two columns each of four neighbouring 8-column blocks; afterwards lane q holds the eight columns of block
+// q. Its own inverse.
+__device__ __forceinline__ uint4 transpose_quad(uint4 v) {
+  const int q = threadIdx.x % 4;
+  uint32_t x = __shfl_xor_sync(0xFFFFFFFF, (q & 1) ? v.x : v.y, 1);
+  uint32_t y = __shfl_xor_sync(0xFFFFFFFF, (q & 1) ? v.z : v.w, 1);
+  if (q & 1) {
+    v.x = x;
+    v.z = y;
+  } else {
+    v.y = x;
+    v.w = y;
+  }
+  x = __shfl_xor_sync(0xFFFFFFFF, (q & 2) ? v.x : v.z, 2);
+  y = __shfl_xor_sync(0xFFFFFFFF, (q & 2) ? v.y : v.w, 2);
+  if (q & 2) {
+    v.x = x;
+    v.y = y;
+  } else {
+    v.z = x;
+    v.w = y;
+  }
+  return v;
+}
+
+// Four 8-column blocks of a bf16 row from memory; transpose_quad makes them this thread's pair of each.
+__device__ __forceinline__ uint4 fetch_blocks(const bf16* row, int block, bool valid) {
+  return valid ? *reinterpret_cast<const uint4*>(row + 8 * (block + static_cast<int>(threadIdx.x % 4))) : make_uint4(0, 0, 0, 0);
+}
+
+// Rows `row` and `row + 8` of a 64 x 2 N accumulator to memory as bf16.
+template <int N>
+__device__ __forceinline__ void store_rows(const float (&d)[N], bf16* row0, bf16* row8, bool valid0, bool valid8) {
+#pragma unroll
+  for (int i = 0; i < N / 4; i += 4) {
+    const int column = 8 * (i + static_cast<int>(threadIdx.x % 4));
+    const uint4 x = transpose_quad(make_uint4(pack(d[4 * i], d[4 * i + 1]), pack(d[4 * i + 4], d[4 * i + 5]),
+                                              pack(d[4 * i + 8], d[4 * i + 9]), pack(d[4 * i + 12], d[4 * i + 13])));
+    const uint4 y = transpose_quad(make_uint4(pack(d[4 * i + 2], d[4 * i + 3]), pack(d[4 * i + 6], d[4 * i + 7]),
+                                              pack(d[4 * i + 10], d[4 * i + 11]), pack(d[4 * i + 14], d[4 * i + 15])));
+    if (valid0) *reinterpret_cast<uint4*>(row0 + column) = x;
+    if (valid8) *reinterpret_cast<uint4*>(row8 + column) = y;
+  }
+}
+
+template <int N>
+__device__ __forceinline__ void scale_rows(float (&d)[N], float a0, float a8) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    d[i] *= a0;
+    d[i + 1] *= a0;
+    d[i + 2] *= a8;
+    d[i + 3] *= a8;
+  }
+}
+
+__device__ __forceinline__ void pack_rows(const float (&d)[64], uint32_t (&a)[8][4]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    a[i / 2][i % 2 * 2] = pack_here(d[4 * i], d[4 * i + 1]);
+    a[i / 2][i % 2 * 2 + 1] = pack_here(d[4 * i + 2], d[4 * i + 3]);
+  }
+}
+
+__device__ __forceinline__ uint32_t load_shared(uint32_t at) {
+  uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+  return x;
+}
+__device__ __forceinline__ void store_shared(uint32_t at, uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+}
+
+// A packed 64 x 128 accumulator to its rows of a tile [C, 128] in shared memory.
+__device__ __forceinline__ void put_rows(uint32_t tile, int row, const uint32_t (&a)[8][4]) {
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    store_shared(tile + piece_offset(kC, row, i) + 4 * q, a[i / 2][i % 2 * 2]);
+    store_shared(tile + piece_offset(kC, row + 8, i) + 4 * q, a[i / 2][i % 2 * 2 + 1]);
+  }
+}
+
+}  // namespace cyfa::cyclic_flow::sm90_backward_stages

@@ -1,0 +1,286 @@
+// The reverse walk of cyclic_flow's backward on Hopper, over tiles of 128 tokens (docs/operator.md, "Chunks"):
+//   dS_K = gamma dS_K' + (a dY~)^T q      dS_V = gamma dS_V' + (a U)^T dO
+//   local     where a sequence is cut into segments: the walk over each segment but the first, from nothing
+//   combine   the gradients at the segments' starts, from the last on
+//   walk      every segment from its end; stores dS', the gradient of the state at each tile's end
+// As the walk of forward (sm90_walk.cuh): a block walks keys or values of one head, or both one after the other, whole states or parts
+// of them. Overwrites d_q and d_v (or spare), carried of the workspace and the gradients of the initial states.
+//
+// Shared memory, up to 227 KB: four stages of 64 rows of q or dO (32 KB) and of dY~ or U (16 KB, of half of the slots 8); a corner of 4 KB
+// a warp that holds.
+#include "cyfa/kernels/cyclic_flow/sm90/sm90_backward_device.cuh"
+#include "cyfa/kernels/cyclic_flow/sm90/sm90_walk.cuh"
+
+namespace cyfa::cyclic_flow::sm90_backward_stages {
+namespace {
+
+struct WalkParams {
+  Sm90BackwardParams p;
+  Workspace w;
+  CUtensorMap q, grad_o, narrow;
+  WalkPlan plan;
+};
+
+struct WalkShared {
+  uint64_t loaded[kStages];
+  uint64_t full[kStages];
+  uint64_t empty[kStages];
+  float whole[kStages];  // decay over the tile
+  int walk[7];           // Walk and Halves: each role finds them here, since what is kept from before the roles part is kept in memory
+  alignas(16) float weight[kD];
+};
+
+template <typename Shape>
+constexpr int kWalkBytes = Shape::kBytes + static_cast<int>(sizeof(WalkShared));
+static_assert(kWalkBytes<WalkShape<1, 4>> <= 227 * 1024);
+
+// The halves of a walk in its order.
+__device__ __forceinline__ int half_at(const Halves& halves, int step) { return halves.count - 1 - step; }
+
+// Asks for the rows of a stage.
+template <typename Shape>
+__device__ __forceinline__ void load(const WalkParams& params, const Halves& halves, const WalkShare& share, bool keys, int step,
+                                     char* wide, char* narrow, WalkShared& s) {
+  constexpr int kNarrowPanels = Shape::kSlots / kPanelColumns;
+  constexpr int kWidePanels = Shape::kSpans * Shape::kNumbers * 2 / kPanelColumns;
+  const int stage = step % kStages;
+  const int token = halves.token(half_at(halves, step));
+  barrier_expect(&s.loaded[stage], (kWidePanels + kNarrowPanels) * kHalf * kRowBytes);
+#pragma unroll
+  for (int i = 0; i < kNarrowPanels; ++i) {
+    copy_box(shared_address(narrow + stage * Shape::kStageNarrow + i * kHalf * kRowBytes), &params.narrow,
+             share.h * 2 * kM + (keys ? 0 : kM) + (share.slots * kNarrowPanels + i) * kPanelColumns, token, &s.loaded[stage]);
+  }
+#pragma unroll
+  for (int i = 0; i < kWidePanels; ++i) {
+    const int panel = share.span * kWidePanels + i;
+    copy_box(shared_address(wide + stage * Shape::kStageBytes + panel * kHalf * kRowBytes), keys ? &params.q : &params.grad_o,
+             share.h * Shape::kWidth + panel * kPanelColumns, token, &s.loaded[stage]);
+  }
+}
+
+// Fills a producer's share of the stages: the decay from the tile's start goes on the narrow rows.
+template <typename Shape>
+__device__ __forceinline__ void produce(const WalkParams& params, const Halves& halves, const WalkShare& share, bool keys, int before,
+                                        char* wide, char* narrow, WalkShared& s) {
+  constexpr int kProducers = Shape::kProducers;
+  constexpr int kPieces = Shape::kSlots / 8;  // of a row; a thread has half of them
+  const Sm90ForwardParams& p = params.p.in;
+  const float2* gate = params.w.gate + share.h * p.T;
+  const int thread = threadIdx.x % 128;
+  const int row = thread % kHalf;
+  const int piece0 = kPieces / 2 * (thread / kHalf);
+  const int own = threadIdx.x / 128;
+  if (thread == 0) {
+    for (int step = own; step < min(halves.count, kStages); step += kProducers) {
+      load<Shape>(params, halves, share, keys, step, wide, narrow, s);
+    }
+  }
+  struct Gates {
+    float of_row, of_end;
+  };
+  const auto fetch = [&](int step) {
+    Gates g = {0.0F, 0.0F};
+    if (step < halves.count) {
+      const int half = half_at(halves, step);
+      g.of_end = gate[halves.last_of_tile(half)].x;
+      if (row < halves.real(half)) g.of_row = gate[halves.token(half) + row].x;
+    }
+    return g;
+  };
+  Gates now = fetch(own);
+  for (int step = own; step < halves.count; step += kProducers) {
+    const int stage = step % kStages;
+    const int real = halves.real(half_at(halves, step));
+    float factor = exp2_fast(now.of_row);
+    const float whole = exp2_fast(now.of_end);
+    asm volatile("" : "+f"(factor)::"memory");  // the next loads come after: a wait for the last ones would be a wait for them too
+    now = fetch(step + kProducers);
+    wait_loaded<kProducers>(s, stage, parity_of(step, before));
+    char* rows = narrow + stage * Shape::kStageNarrow;
+#pragma unroll 4
+    for (int piece = piece0; piece < piece0 + kPieces / 2; ++piece) {
+      uint4* at = reinterpret_cast<uint4*>(rows + piece_offset(kHalf, row, piece));
+      uint4 x = *at;
+      uint32_t* pairs = reinterpret_cast<uint32_t*>(&x);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float2 f = unpack(pairs[c]);
+        pairs[c] = row < real ? pack(f.x * factor, f.y * factor) : 0U;
+      }
+      *at = x;
+    }
+    if (real < kHalf) clear_rows<Shape::kWidth>(wide + stage * Shape::kStageBytes, real);
+    if (thread == 0) s.whole[stage] = whole;
+    fence_async_proxy();
+    barrier_arrive(&s.full[stage]);
+    // Where a part of the state is held, producers have the time to wait until the stage is free again; else the holders ask.
+    if (Shape::kParts > 1 && thread == 0 && step + kStages < halves.count) {
+      barrier_wait(&s.empty[stage], parity_of(step, before));
+      load<Shape>(params, halves, share, keys, step + kStages, wide, narrow, s);
+    }
+    __syncwarp();
+  }
+}
+
+// Where dS' of a step's tile goes; as from p.in.tile, without a wait for memory.
+__device__ __forceinline__ StatePlace place_of_tile(const Sm90BackwardParams& p, const Workspace& w, const Halves& halves, int step, int n,
+                                                    int h, bool keys) {
+  const int token = halves.token(half_at(halves, step) & ~1);
+  return d_state_at(p, w, {token, min(kC, halves.end - token), n}, h, keys ? kKeys : kValues);
+}
+
+template <bool kLocal, typename Shape>
+__global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_sm90(const __grid_constant__ WalkParams params) {
+  constexpr int kParts = Shape::kParts;
+  constexpr int N = Shape::kNumbers;
+  constexpr int kFirstHolder = Shape::kProducers * 128;
+  extern __shared__ __align__(1024) char wide[];
+  const Sm90BackwardParams& p = params.p;
+  const Workspace& w = params.w;
+  char* narrow = wide + kStages * Shape::kStageBytes;
+  char* corners = wide + Shape::kStagesBytes;
+  WalkShared& s = *reinterpret_cast<WalkShared*>(wide + Shape::kBytes);
+  const int passes = params.plan.passes;
+  {
+    const Walk walk = walk_at(p.in, WalkShare::of_block<kParts>(params.plan, p.in.H).place);
+    if (walk.segment >= walk.segments || (kLocal && walk.segment == 0)) return;
+    if (threadIdx.x == 0) {
+      const Halves halves(p.in, walk);
+      const int kept[7] = {walk.n, walk.segment, walk.segments, walk.first, halves.count, halves.begin, halves.end};
+      for (int i = 0; i < 7; ++i) s.walk[i] = kept[i];
+    }
+  }
+  if (threadIdx.x < kStages) {
+    barrier_init(&s.loaded[threadIdx.x], 1);
+    barrier_init(&s.full[threadIdx.x], 128);
+    barrier_init(&s.empty[threadIdx.x], Shape::kHolders / 32);
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  if (threadIdx.x < kFirstHolder) {
+    if constexpr (kParts == 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
+    if constexpr (kParts > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+    const Halves halves(s.walk);
+    const WalkShare share = WalkShare::of_block<kParts>(params.plan, p.in.H);
+#pragma unroll 1
+    for (int pass = 0; pass < passes; ++pass) {
+      produce<Shape>(params, halves, share, share.keys(pass), pass * halves.count, wide, narrow, s);
+      named_barrier(kBlockBarrier, kWalkThreads);
+    }
+  } else {
+    if constexpr (kParts == 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 176;");
+    if constexpr (kParts > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const Halves halves(s.walk);
+    const Walk walk = {s.walk[0], s.walk[1], s.walk[2], s.walk[3], halves.count / 2};
+    const WalkShare share = WalkShare::of_block<kParts>(params.plan, p.in.H);
+    const int H = p.in.H;
+    const int h = share.h;
+    const int thread = static_cast<int>(threadIdx.x) - kFirstHolder;
+    const int of_state = share.slots * Shape::kHolders + thread;  // among the kStateThreads that hold a state
+    const int group = thread / 128;
+    const int warp = of_state / 32;  // of those of a state
+    const int lane = thread % 32;
+    const auto carried = [&](int of_place, bool keys) {
+      return w.carried + ((static_cast<int64_t>(of_place) * H + h) * 2 + (keys ? kKeys : kValues)) * kM * state_width(p.in) +
+             share.span * 64 * kStateThreads + of_state;
+    };
+#pragma unroll 1
+    for (int pass = 0; pass < passes; ++pass) {
+      const bool keys = share.keys(pass);
+      const bool last = walk.segment + 1 == walk.segments;
+      const int column = share.span * 128 + holder_column(of_state);
+      const int slot = holder_slot(of_state);
+      const int64_t mine = given_state(p.in, s.walk[0], h, keys) + (keys ? column * p.in.M + slot : slot * Shape::kWidth + column);
+      float state[Shape::kSpans][N];
+      const float* given = !last ? nullptr : keys ? p.grad_final_k : p.grad_final_v;
+      get_state<Shape::kWidth>(state, !kLocal && !last ? carried(share.place + 1, keys) : nullptr,
+                               given != nullptr ? given + mine : nullptr, keys, slot, p.in);
+
+#pragma unroll 1
+      for (int step = 0; step < halves.count; ++step) {
+        const int stage = step % kStages;
+        const int parity = parity_of(step, pass * halves.count);
+        const bool new_tile = (step & 1) == 0;
+        if (!kLocal && new_tile) {
+          const StatePlace to = place_of_tile(p, w, halves, step, walk.n, h, keys);
+          bf16* rows = to.at + warp * 16 * to.stride + share.span * 128;
+          const int stride = static_cast<int>(to.stride);
+          store_state(state, corners + thread / 32 * kCornerBytes, [&](int row, int column, uint4 x) {
+            __stcg(reinterpret_cast<uint4*>(rows + row * stride + column), x);  // global memory, which the compiler cannot know
+          });
+        }
+        barrier_wait(&s.full[stage], parity);
+        if (new_tile) {
+          const float kept = s.whole[stage];
+#pragma unroll
+          for (int i = 0; i < Shape::kSpans * N; ++i) state[i / N][i % N] *= kept;
+        }
+        multiply_stage(state, narrow + stage * Shape::kStageNarrow,
+                       wide + stage * Shape::kStageBytes + share.span * 128 / kPanelColumns * kHalf * kRowBytes, group);
+        // While that is under way: what comes where all have done with the stage before.
+        if (kParts == 1 && thread == 0 && step > 0 && step - 1 + kStages < halves.count) {
+          barrier_wait(&s.empty[(step - 1) % kStages], parity_of(step - 1, pass * halves.count));
+          load<Shape>(params, halves, share, keys, step - 1 + kStages, wide, narrow, s);
+        }
+        wgmma_wait<0>();
+        if (lane == 0) barrier_arrive(&s.empty[stage]);
+        __syncwarp();
+      }
+      if (kLocal) {
+        carry_state(state, carried(share.place, keys));
+      } else if (walk.segment == 0 && p.d_initial_v != nullptr) {
+        named_barrier(kHoldersBarrier, Shape::kHolders);
+        for (int i = thread; i < Shape::kWidth; i += Shape::kHolders) {
+          s.weight[i] = keys && p.in.q_norm_weight != nullptr ? p.in.q_norm_weight[i] : 1.0F;
+        }
+        put_state<Shape>(state, keys, share, s.weight, reinterpret_cast<float*>(wide),
+                         (keys ? p.d_initial_k : p.d_initial_v) + given_state(p.in, s.walk[0], h, keys), p.in);
+      }
+      fence_async_proxy();  // what comes next into the stages comes by copies
+      named_barrier(kBlockBarrier, kWalkThreads);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kCombineThreads)
+    cyclic_flow_backward_combine_sm90(const __grid_constant__ Sm90ForwardParams p, const float2* gate, float* carried) {
+  combine_segments<true>(p, gate, carried);
+}
+
+template <bool kLocal>
+cudaError_t launch(WalkParams params, cudaStream_t stream) {
+  return for_widths(params.p.in, [&](int panels, int only) {
+    const cudaError_t planned = plan_walks(params.p.in, panels, only, params.plan);
+    if (planned != cudaSuccess) return planned;
+    return with_shape(params.plan.parts, panels, [&](auto shape) {
+      using Shape = decltype(shape);
+      const auto kernel = &cyclic_flow_backward_states_sm90<kLocal, Shape>;
+      const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWalkBytes<Shape>);
+      if (status != cudaSuccess) return status;
+      kernel<<<blocks_of(params.plan, params.p.in), kWalkThreads, kWalkBytes<Shape>, stream>>>(params);
+      return cudaGetLastError();
+    });
+  });
+}
+
+}  // namespace
+
+cudaError_t backward_states(const Sm90BackwardParams& p, cudaStream_t stream) {
+  WalkParams params = {p, workspace_of(p), {}, {}, {}, {}};
+  const int64_t H = p.in.H;
+  cudaError_t status = make_tensor_map(params.q, p.in.q, p.in.T, H * p.in.K, p.in.q_stride, kHalf);
+  if (status == cudaSuccess) status = make_tensor_map(params.grad_o, p.grad_o, p.in.T, H * p.in.V, H * p.in.V, kHalf);
+  if (status == cudaSuccess) status = make_tensor_map(params.narrow, params.w.d_scores, p.in.T, H * 2 * kM, H * 2 * kM, kHalf);
+  if (status != cudaSuccess) return status;
+  if (has_segments(p.in)) {
+    status = launch<true>(params, stream);
+    if (status != cudaSuccess) return status;
+    const dim3 blocks(p.in.N * p.in.H * 2, kM * state_width(p.in) / 4 / kCombineThreads);
+    cyclic_flow_backward_combine_sm90<<<blocks, kCombineThreads, 0, stream>>>(p.in, params.w.gate, params.w.carried);
+  }
+  return launch<false>(params, stream);
+}
+
+}  // namespace cyfa::cyclic_flow::sm90_backward_stages

@@ -1,0 +1,94 @@
+// Cyclic Flow Attention: a slot memory that a learned clock moves through relative time (the paper's section 3).
+//
+//   CyclicFlowInputs in{.q = q, .k = k, .v = v, .log_alpha = log_alpha, .delta = delta, .beta = beta, .readout = readout};
+//   CyclicFlowOutput out = cyclic_flow(in);             // out.o, out.final_state, out.backend
+//   out.o.sum().backward();                             // gradients to every input, initial state and norm weights included
+//
+// Letters: B batch, T tokens, N sequences (= B, or cu_seqlens' count), H heads, K and V widths of a head, M stored slots,
+// m = M - 1 active slots (odd). Types: q, k, v alike in fp64, fp32 or bf16; states in fp32 (fp64 for fp64), the clock in fp64.
+#pragma once
+
+#include <torch/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cyfa/ops/common/backend.h"
+
+namespace cyfa::ops {
+
+// The memory of N sequences, in absolute-clock coordinates (eq:cyfa-absolute-coordinates).
+struct CyclicFlowState {
+  at::Tensor k;      // [N, H, K, M] fp32 (fp64 for fp64 inputs)
+  at::Tensor v;      // [N, H, M, V] likewise
+  at::Tensor clock;  // [N, H] fp64, so that a million tokens lose nothing; fp32 is accepted as an input
+};
+
+struct CyclicFlowInputs {
+  at::Tensor q;          // [B, T, H, K]
+  at::Tensor k;          // [B, T, H, K]
+  at::Tensor v;          // [B, T, H, V]
+  at::Tensor log_alpha;  // [B, T, H] log of the forget gate, at most 0; any value down to -infinity
+  at::Tensor delta;      // [B, T, H] clock increments
+  at::Tensor beta;       // [B, T, H] write strengths
+  at::Tensor readout;    // [H, m, m]
+  std::optional<at::Tensor> q_norm_weight;       // [K]; absent: q is used as it comes
+  std::optional<at::Tensor> k_norm_weight;       // [K]; absent: k is used as it comes
+  std::optional<CyclicFlowState> initial_state;  // absent: empty memory, clock 0; never changed
+  std::optional<at::Tensor> cu_seqlens;          // [N + 1] borders of packed sequences (B = 1); empty sequences are allowed
+};
+
+struct CyclicFlowOptions {
+  Backend backend = Backend::kAuto;
+  std::optional<double> scale;  // dot-product scale; absent: K^-0.5
+  double norm_eps = 1e-6;
+  int64_t chunk = 0;            // tokens a chunk (portable); 0: the measured default
+  int64_t segment_chunks = 0;   // chunks between the states that forward saves for backward (portable); 0: the measured default
+  // Keep the slot scores for backward (M numbers a token and head) instead of computing them again. On sm90 it decides about all that
+  // backward needs: 1.3 KB a token and head (341 MB at B = 32, T = 2048, H = 4), or forward's time once more in backward.
+  bool save_scores = true;
+  bool final_state = true;  // whether the state after the last token is wanted; training does not need it
+};
+
+struct CyclicFlowOutput {
+  at::Tensor o;  // [B, T, H, V], type of v
+  CyclicFlowState final_state;       // undefined where options.final_state is false
+  Backend backend = Backend::kAuto;  // the one that ran
+};
+
+// Throws ArgumentError for bad input before anything is computed.
+CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& inputs, const CyclicFlowOptions& options = {});
+
+// What each backend, fastest first, says to these inputs.
+std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& inputs);
+
+// R Phi in stored order, [H, M, M] fp32 (fp64 for fp64): rows beyond m and column 1 are zero. Made once per model for steps.
+at::Tensor cyclic_flow_readout_table(const at::Tensor& readout);
+
+// What the slots hold now, by relative age: rows [N, H, M, X] in absolute-clock coordinates (state.v, or state.k transposed) turned by the
+// clock [N, H] and taken out of Fourier coordinates, [N, H, m, X].
+at::Tensor cyclic_flow_slots(const at::Tensor& rows, const at::Tensor& clock);
+
+// One token for each of B states, in place on `state`, without autograd. The states are contiguous, fp32 with the clock in fp64; k and v
+// may also both be bf16: half the memory, rounded at every step (docs/operator.md, "States in bf16").
+struct CyclicFlowStepInputs {
+  at::Tensor q;              // [B, H, K]
+  at::Tensor k;              // [B, H, K]
+  at::Tensor v;              // [B, H, V]
+  at::Tensor log_alpha;      // [B, H]
+  at::Tensor delta;          // [B, H]
+  at::Tensor beta;           // [B, H]
+  at::Tensor readout_table;  // [H, M, M], of cyclic_flow_readout_table
+  std::optional<at::Tensor> q_norm_weight;  // [K]
+  std::optional<at::Tensor> k_norm_weight;  // [K]
+};
+
+// Returns o [B, H, V], type of v. Of the options, backend, scale and norm_eps are read. Backends: sm90 is one launch; portable is a
+// vectorised kernel on a CPU and a few ATen calls elsewhere; the reference has no step of its own.
+at::Tensor cyclic_flow_step(const CyclicFlowStepInputs& inputs, const CyclicFlowState& state, const CyclicFlowOptions& options = {});
+
+// What each backend, fastest first, says to such a step.
+std::vector<BackendOffer> cyclic_flow_step_backends(const CyclicFlowStepInputs& inputs, const CyclicFlowState& state);
+
+}  // namespace cyfa::ops

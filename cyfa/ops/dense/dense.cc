@@ -1,0 +1,112 @@
+#include "cyfa/ops/dense/dense.h"
+
+#include <ATen/Parallel.h>
+
+#include "cyfa/kernels/dense/gemv.h"
+#include "cyfa/ops/common/check.h"
+
+namespace cyfa::ops {
+namespace {
+
+// Rows of a bf16 weight that are widened together: 16 MB at a width of 1,024.
+constexpr int64_t kWidenRows = 4096;
+
+// Weights a task of a step should read at least: 64 KB of bf16, some microseconds.
+constexpr int64_t kTaskWeights = 1 << 15;
+
+bool plain_fp32(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat; }
+bool recorded(const at::Tensor& x) { return at::GradMode::is_enabled() && x.requires_grad(); }
+bool is_narrow(const at::Tensor& x, const at::Tensor& weight) {
+  return plain_fp32(x) && weight.is_cpu() && weight.scalar_type() == at::kBFloat16;
+}
+
+at::Tensor widened_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = weight.size(0);
+  const at::Tensor rows = x.reshape({-1, x.size(-1)});
+  const at::Tensor out = at::empty({rows.size(0), weight.size(0)}, x.options());
+  for (int64_t begin = 0; begin < weight.size(0); begin += kWidenRows) {
+    const int64_t count = std::min(kWidenRows, weight.size(0) - begin);
+    at::Tensor part = out.narrow(1, begin, count);
+    at::mm_out(part, rows, weight.narrow(0, begin, count).to(at::kFloat).t());
+  }
+  if (bias) out.add_(*bias);
+  return out.view(shape);
+}
+
+void check_step(const at::Tensor& x, const LinearWeight& w) {
+  constexpr const char* kOp = "linear_step";
+  check::shape(kOp, "x", x, {{"B", -1}, {"in", -1}});
+  check::shape(kOp, "weight", w.weight, {{"out", -1}, {"in", x.size(1)}});
+  if (w.bias) check::shape(kOp, "bias", *w.bias, {{"out", w.weight.size(0)}});
+}
+
+bool has_kernel(const at::Tensor& x, const LinearWeight& w) {
+  const at::ScalarType type = w.weight.scalar_type();
+  return plain_fp32(x) && w.weight.is_cpu() && (type == at::kFloat || type == at::kBFloat16) && w.weight.is_contiguous();
+}
+
+}  // namespace
+
+at::ScalarType activation_type(at::ScalarType weight, at::Device device) {
+  return device.is_cpu() && weight == at::kBFloat16 ? at::kFloat : weight;
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  if (!is_narrow(x, weight)) return at::linear(x, weight, bias);
+  if (!recorded(x) && !recorded(weight)) return widened_linear(x, weight, bias);
+  const at::Tensor y = at::linear(x.to(at::kBFloat16), weight).to(at::kFloat);
+  return bias ? y + *bias : y;
+}
+
+std::vector<at::Tensor> linear_steps(const at::Tensor& x, const std::vector<LinearWeight>& weights) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> results;
+  std::vector<dense::Gemv> products;
+  std::vector<at::Tensor> keep;
+  at::Tensor interleaved;
+  if (plain_fp32(x) && x.dim() == 2) {
+    interleaved = at::empty({dense::interleaved_floats(x.size(0), x.size(1))}, x.options());
+    dense::interleave_vectors(x.size(0), x.size(1), x.contiguous().const_data_ptr<float>(), interleaved.data_ptr<float>());
+  }
+  std::vector<int64_t> first = {0};  // of each product on one axis of all output rows
+  for (const LinearWeight& w : weights) {
+    check_step(x, w);
+    if (!has_kernel(x, w)) {
+      results.push_back(ops::linear(x, w.weight, w.bias));
+      continue;
+    }
+    results.push_back(at::empty({x.size(0), w.weight.size(0)}, x.options()));
+    dense::Gemv g;
+    g.batch = x.size(0);
+    g.in = x.size(1);
+    g.out = w.weight.size(0);
+    g.weight = w.weight.const_data_ptr();
+    g.type = w.weight.scalar_type() == at::kFloat ? dense::WeightType::kF32 : dense::WeightType::kBf16;
+    g.x = interleaved.const_data_ptr<float>();
+    if (w.bias) {
+      keep.push_back(w.bias->to(at::kFloat).contiguous());
+      g.bias = keep.back().const_data_ptr<float>();
+    }
+    g.y = results.back().data_ptr<float>();
+    products.push_back(g);
+    first.push_back(first.back() + g.out);
+  }
+  if (products.empty()) return results;
+  const cpu::Isa isa = cpu::best_isa();
+  const int64_t grain = std::max<int64_t>(4, kTaskWeights / std::max<int64_t>(1, x.size(1)));
+  at::parallel_for(0, first.back(), grain, [&](int64_t begin, int64_t end) {
+    for (size_t i = 0; i < products.size(); ++i) {
+      const int64_t from = std::max(begin, first[i]) - first[i];
+      const int64_t to = std::min(end, first[i + 1]) - first[i];
+      if (from < to) dense::gemv_cpu(products[i], from, to, isa);
+    }
+  });
+  return results;
+}
+
+at::Tensor linear_step(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  return linear_steps(x, {{weight, bias}}).front();
+}
+
+}  // namespace cyfa::ops
