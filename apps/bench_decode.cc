@@ -74,9 +74,18 @@ int run_decode(const Options& options) {
   for (size_t i = 0; i < ids.size(); ++i) {
     const int64_t B = options.batches[i];
     const double rate = static_cast<double>(B) / t[i].median;
-    Json row = {{"impl", "cyfa"}, {"op", "decode"}, {"model", std::filesystem::path(options.model).stem().string()}, {"dtype", options.dtype},
-                {"device", options.device}, {"B", B}, {"ms", t[i].median * 1e3}, {"ms_p10", t[i].p10 * 1e3}, {"ms_p90", t[i].p90 * 1e3},
-                {"repeats", t[i].repeats}, {"tokens_per_s", rate}, {"ratio_to_first", rate * t[0].median / static_cast<double>(options.batches[0])},
+    Json row = {{"impl", "cyfa"},
+                {"op", "decode"},
+                {"model", std::filesystem::path(options.model).stem().string()},
+                {"dtype", options.dtype},
+                {"device", options.device},
+                {"B", B},
+                {"ms", t[i].median * 1e3},
+                {"ms_p10", t[i].p10 * 1e3},
+                {"ms_p90", t[i].p90 * 1e3},
+                {"repeats", t[i].repeats},
+                {"tokens_per_s", rate},
+                {"ratio_to_first", rate * t[0].median / static_cast<double>(options.batches[0])},
                 {"weight_gb", bytes * 1e-9}};
     if (device.is_cpu()) {
       row["read_gb_per_s"] = bytes / t.back().median * 1e-9;
@@ -88,10 +97,12 @@ int run_decode(const Options& options) {
     row["machine"] = cpu_model();
     rows.push_back(row);
     if (options.json == "-") continue;
-    std::cout << text("%s %s batch %-4lld %8.2f ms a step (p10 %.2f, p90 %.2f), %8.1f tokens/s, %.2f times the first", row["model"].get<std::string>().c_str(),
-                      options.dtype.c_str(), static_cast<long long>(B), t[i].median * 1e3, t[i].p10 * 1e3, t[i].p90 * 1e3, rate, row["ratio_to_first"].get<double>());
+    std::cout << text("%s %s batch %-4lld %8.2f ms a step (p10 %.2f, p90 %.2f), %8.1f tokens/s, %.2f times the first",
+                      row["model"].get<std::string>().c_str(), options.dtype.c_str(), static_cast<long long>(B), t[i].median * 1e3,
+                      t[i].p10 * 1e3, t[i].p90 * 1e3, rate, row["ratio_to_first"].get<double>());
     if (device.is_cpu()) {
-      std::cout << text("; %.2f GB of weights, read alone at %.1f GB/s: share %.2f", bytes * 1e-9, bytes / t.back().median * 1e-9, t.back().median / t[i].median);
+      std::cout << text("; %.2f GB of weights, read alone at %.1f GB/s: share %.2f", bytes * 1e-9, bytes / t.back().median * 1e-9,
+                        t.back().median / t[i].median);
     }
     std::cout << '\n' << std::flush;
   }
@@ -112,11 +123,15 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   CLI::App* command = bench.add_subcommand("decode", "Time a model's decoding step beside a plain reading of its weights.");
   auto options = std::make_shared<Options>();
   command->add_option("model", options->model, "Checkpoint, or a config whose parameters are drawn")->required()->type_name("PATH");
-  command->add_option("--B", options->batches, "Sequences decoded together; several may be given")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--B", options->batches, "Sequences decoded together; several may be given")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->add_option("--dtype", options->dtype, "Type of the weights")->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
   command->add_option("--device", options->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   command->add_option("--threads", options->threads, "0: one per core")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command->add_option("--repeats", options->repeats, "Timed steps; 0: at least 10, until a second is over")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--repeats", options->repeats, "Timed steps; 0: at least 10, until a second is over")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command->add_flag("--kernels", options->kernels, "Print the GPU's kernels in one more step of each batch, by time (with --device cuda)");
   command->add_option("--json", options->json, "The rows also as JSON; - prints them instead of text")->type_name("FILE");
   command->callback([&action, options] { action = [options] { return run_decode(*options); }; });

@@ -51,13 +51,24 @@ int run_load(const Options& options) {
   const auto peak = static_cast<double>(peak_resident_bytes() - before);
   const std::vector<Task> tasks = {{[&] { load_checkpoint(options.folder, load); }}, {[&] { read_files(options.folder); }}};
   const std::vector<Timing> t = measure(tasks, options.repeats, at::kCPU);
-  const Json row = {{"impl", "cyfa"}, {"op", "load"}, {"model", fs::path(options.folder).filename().string()}, {"model_gb", bytes * 1e-9},
-                    {"ms", t[0].median * 1e3}, {"ms_p10", t[0].p10 * 1e3}, {"ms_p90", t[0].p90 * 1e3}, {"read_ms", t[1].median * 1e3},
-                    {"ratio_to_reading", t[0].median / t[1].median}, {"peak_gb", peak * 1e-9}, {"peak_over_model", peak / bytes},
-                    {"commit", commit()}, {"date", utc_date()}, {"machine", cpu_model()}};
+  const Json row = {{"impl", "cyfa"},
+                    {"op", "load"},
+                    {"model", fs::path(options.folder).filename().string()},
+                    {"model_gb", bytes * 1e-9},
+                    {"ms", t[0].median * 1e3},
+                    {"ms_p10", t[0].p10 * 1e3},
+                    {"ms_p90", t[0].p90 * 1e3},
+                    {"read_ms", t[1].median * 1e3},
+                    {"ratio_to_reading", t[0].median / t[1].median},
+                    {"peak_gb", peak * 1e-9},
+                    {"peak_over_model", peak / bytes},
+                    {"commit", commit()},
+                    {"date", utc_date()},
+                    {"machine", cpu_model()}};
   if (options.json != "-") {
-    std::cout << text("%s: %.2f GB loaded in %.0f ms, its files read in %.0f ms: ratio %.2f; peak memory %.2f GB, %.2f of the model\n", options.folder.c_str(),
-                      bytes * 1e-9, t[0].median * 1e3, t[1].median * 1e3, t[0].median / t[1].median, peak * 1e-9, peak / bytes);
+    std::cout << text("%s: %.2f GB loaded in %.0f ms, its files read in %.0f ms: ratio %.2f; peak memory %.2f GB, %.2f of the model\n",
+                      options.folder.c_str(), bytes * 1e-9, t[0].median * 1e3, t[1].median * 1e3, t[0].median / t[1].median, peak * 1e-9,
+                      peak / bytes);
   }
   if (!options.json.empty()) write_rows(options.json, Json::array({row}));
   return kDone;
@@ -66,7 +77,8 @@ int run_load(const Options& options) {
 }  // namespace
 
 void add_bench_load(CLI::App& bench, Action& action) {
-  CLI::App* command = bench.add_subcommand("load", "Time the loading of a checkpoint beside a plain reading of its files; both from the system's cache.");
+  CLI::App* command =
+      bench.add_subcommand("load", "Time the loading of a checkpoint beside a plain reading of its files; both from the system's cache.");
   auto options = std::make_shared<Options>();
   command->add_option("model", options->folder, "Checkpoint")->required()->type_name("DIR")->check(CLI::ExistingDirectory);
   command->add_option("--dtype", options->dtype, "Type of the weights; absent: as stored")->check(CLI::IsMember({"fp32", "bf16"}));

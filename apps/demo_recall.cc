@@ -62,8 +62,10 @@ std::vector<io::Heatmap> pictures(const CausalLM& model, const RecallTask& task)
     h.high = high;
     return h;
   };
-  return {map("clock increments of all heads, layer after layer", "head", delta, 1.0),
-          map(text("what the slots hold: layer %lld, head %lld", static_cast<long long>(liveliest / H), static_cast<long long>(liveliest % H)), "slot, newest first", held, 1.0)};
+  return {
+      map("clock increments of all heads, layer after layer", "head", delta, 1.0),
+      map(text("what the slots hold: layer %lld, head %lld", static_cast<long long>(liveliest / H), static_cast<long long>(liveliest % H)),
+          "slot, newest first", held, 1.0)};
 }
 
 int run_demo(const Options& options) {
@@ -79,13 +81,20 @@ int run_demo(const Options& options) {
   recipe.rate = options.rate;
   recipe.warmup = 50;
   recipe.seed = options.seed;
-  CausalLM model(ModelConfig::parse({{"model_type", "cyclic_flow_attention"}, {"hidden_size", 64}, {"num_hidden_layers", 2}, {"num_heads", 2},
-                                     {"head_dim", 32}, {"num_slots", 32}, {"vocab_size", task.vocab_size()}, {"intermediate_size", 128}}));
+  CausalLM model(ModelConfig::parse({{"model_type", "cyclic_flow_attention"},
+                                     {"hidden_size", 64},
+                                     {"num_hidden_layers", 2},
+                                     {"num_heads", 2},
+                                     {"head_dim", 32},
+                                     {"num_slots", 32},
+                                     {"vocab_size", task.vocab_size()},
+                                     {"intermediate_size", 128}}));
   model.initialise(options.seed);
   std::cout << text("keys with values are shown once, then asked for: %lld pairs, %lld keys, %lld values; %.0f thousand parameters\n",
                     static_cast<long long>(task.pairs), static_cast<long long>(task.keys), static_cast<long long>(task.values),
                     static_cast<double>(model.table().numel()) * 1e-3);
-  Trainer trainer(model, recipe, [task](int64_t i) { return task.at(i); }, {}, nullptr);
+  Trainer trainer(
+      model, recipe, [task](int64_t i) { return task.at(i); }, {}, nullptr);
   double accuracy = 0;
   trainer.on_step = [&](const Json& row) {
     const auto step = row.at("step").get<int64_t>();
@@ -93,7 +102,8 @@ int run_demo(const Options& options) {
     accuracy = recall_accuracy(model, task, 2);
     const auto bar = static_cast<size_t>(accuracy * 40);
     std::cout << text("step %4lld  loss %.3f  right %5.1f%%  ", static_cast<long long>(step), row.at("loss").get<double>(), 100 * accuracy)
-              << std::string(bar, '#') << '\n' << std::flush;
+              << std::string(bar, '#') << '\n'
+              << std::flush;
   };
   trainer.should_stop = [&] { return accuracy >= 0.998; };
   const int64_t steps = trainer.run();

@@ -58,14 +58,17 @@ std::vector<std::string> prompt_texts(const Options& options) {
 // Texts come interleaved from a batch: one prompt streams, several are shown when they are done.
 class Screen {
  public:
-  Screen(const Options& options, size_t prompts) : live_(!options.json && prompts == 1), notes_(!options.quiet && isatty(STDERR_FILENO) == 1) {}
+  Screen(const Options& options, size_t prompts)
+      : live_(!options.json && prompts == 1), notes_(!options.quiet && isatty(STDERR_FILENO) == 1) {}
 
   void show(const std::string& text) const {
     if (live_) std::cout << text << std::flush;
   }
   void prefill(int64_t done, int64_t all) const {
     if (!notes_ || all < 4096) return;
-    std::cerr << cyfa::app::text("\rreading the prompt: %lld of %lld tokens%s", static_cast<long long>(done), static_cast<long long>(all), done == all ? "\n" : "") << std::flush;
+    std::cerr << cyfa::app::text("\rreading the prompt: %lld of %lld tokens%s", static_cast<long long>(done), static_cast<long long>(all),
+                                 done == all ? "\n" : "")
+              << std::flush;
   }
 
  private:
@@ -83,7 +86,8 @@ int run_generate(const Options& options) {
   options.generate.sampling.check();
   const std::vector<std::string> texts = prompt_texts(options);
   const bool states = !options.save_state.empty() || !options.load_state.empty();
-  if (states && texts.size() > 1) throw std::invalid_argument("--save-state and --load-state go with one prompt, not with " + std::to_string(texts.size()));
+  if (states && texts.size() > 1)
+    throw std::invalid_argument("--save-state and --load-state go with one prompt, not with " + std::to_string(texts.size()));
 
   LoadOptions load;
   load.device = parse_device(options.device);
@@ -103,8 +107,8 @@ int run_generate(const Options& options) {
     prompt.ids.insert(prompt.ids.end(), ids.begin(), ids.end());
     const auto tokens = static_cast<int64_t>(prompt.ids.size());
     if (tokens > model.config().backbone.context && !options.quiet) {
-      std::cerr << cyfa::app::text("cyfa: note: the prompt has %lld tokens, the model was trained on %lld at a time\n", static_cast<long long>(tokens),
-                                   static_cast<long long>(model.config().backbone.context));
+      std::cerr << cyfa::app::text("cyfa: note: the prompt has %lld tokens, the model was trained on %lld at a time\n",
+                                   static_cast<long long>(tokens), static_cast<long long>(model.config().backbone.context));
     }
     prompts.push_back(std::move(prompt));
   }
@@ -151,15 +155,19 @@ void add_generate(CLI::App& app, Action& action) {
   GenerateOptions& g = options->generate;
   SamplingOptions& s = g.sampling;
   command->add_option("model", options->folder, "Checkpoint")->required()->type_name("DIR");
-  command->add_option("-p,--prompt", options->prompts, "Text to continue; may be given several times. Absent: an empty text")->type_name("TEXT")->allow_extra_args(false);
+  command->add_option("-p,--prompt", options->prompts, "Text to continue; may be given several times. Absent: an empty text")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
   command->add_option("--prompt-file", options->prompt_file, "A prompt from a file; - for the standard input")->type_name("FILE");
-  command->add_option("--prompt-lines", options->prompt_lines, "A prompt from every line of a file; - for the standard input")->type_name("FILE");
+  command->add_option("--prompt-lines", options->prompt_lines, "A prompt from every line of a file; - for the standard input")
+      ->type_name("FILE");
   command->add_option("-n,--max-tokens", g.max_tokens, "New tokens at most")->check(CLI::NonNegativeNumber)->capture_default_str();
   command->add_option("-t,--temperature", s.temperature, "0: always the likeliest token")->capture_default_str();
   command->add_option("--top-k", s.top_k, "Draw from the k likeliest; 0: all")->capture_default_str();
   command->add_option("--top-p", s.top_p, "Draw from the likeliest that hold this much probability")->capture_default_str();
   command->add_option("--min-p", s.min_p, "Leave out those below this share of the likeliest one's probability")->capture_default_str();
-  command->add_option("--repetition-penalty", s.repetition_penalty, "Above 1: tokens that have occurred become less likely")->capture_default_str();
+  command->add_option("--repetition-penalty", s.repetition_penalty, "Above 1: tokens that have occurred become less likely")
+      ->capture_default_str();
   command->add_option("--seed", s.seed, "The same seed gives the same text; each prompt draws from it afresh")->capture_default_str();
   command->add_option("--stop", g.stop, "End before this text; may be given several times")->type_name("TEXT")->allow_extra_args(false);
   command->add_flag("--ignore-eos", g.ignore_eos, "Go on after the mark that ends a text");
@@ -167,8 +175,10 @@ void add_generate(CLI::App& app, Action& action) {
   command->add_option("--tokenizer", options->tokenizer, "SentencePiece model, or bytes; absent: the checkpoint's own")->type_name("FILE");
   command->add_option("--save-state", options->save_state, "Write the memory after the text to this file")->type_name("FILE");
   command->add_option("--load-state", options->load_state, "Go on from such a file: what it has read is not read again")->type_name("FILE");
-  command->add_option("--dtype", options->dtype, "Type of the weights: fp32 or bf16; absent: as stored")->check(CLI::IsMember({"fp32", "bf16"}));
-  command->add_flag("--bf16-state", g.narrow_state, "Keep the memory in bf16 while decoding, where the model can: half the size, rounded at every step");
+  command->add_option("--dtype", options->dtype, "Type of the weights: fp32 or bf16; absent: as stored")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  command->add_flag("--bf16-state", g.narrow_state,
+                    "Keep the memory in bf16 while decoding, where the model can: half the size, rounded at every step");
   command->add_option("--device", options->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   command->add_option("--threads", options->threads, "0: one per core")->check(CLI::NonNegativeNumber)->capture_default_str();
   command->add_flag("--no-echo", options->no_echo, "Print the new text without its prompt");

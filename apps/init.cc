@@ -28,7 +28,8 @@ int run_init(const Options& options) {
       std::filesystem::copy_file(options.tokenizer, std::filesystem::path(options.folder) / "tokenizer.model");
     }
   }
-  std::cout << text("%s: %.1f million parameters in %s\n", options.folder.c_str(), static_cast<double>(model.table().numel()) * 1e-6, options.dtype.c_str());
+  std::cout << text("%s: %.1f million parameters in %s\n", options.folder.c_str(), static_cast<double>(model.table().numel()) * 1e-6,
+                    options.dtype.c_str());
   return kDone;
 }
 

@@ -42,7 +42,8 @@ BatchSource source_of(const TokenData& data, const Recipe& recipe, bool shuffle)
 // A line that replaces itself on a terminal; every logged step elsewhere.
 class Screen {
  public:
-  Screen(const Recipe& recipe, double flops, bool quiet) : recipe_(recipe), flops_(flops), terminal_(isatty(STDOUT_FILENO) == 1), quiet_(quiet) {
+  Screen(const Recipe& recipe, double flops, bool quiet)
+      : recipe_(recipe), flops_(flops), terminal_(isatty(STDOUT_FILENO) == 1), quiet_(quiet) {
     // What the machine can do, in the products of a layer: a second of plain ones.
     const at::Device device = parse_device(recipe.device);
     const auto options = at::TensorOptions(device).dtype(recipe.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
@@ -58,9 +59,10 @@ class Screen {
     const bool logged = row.at("step").get<int64_t>() % recipe_.log_every == 0 || row.contains("eval_loss");
     if (!terminal_ && !logged) return;
     const double rate = number("tokens_per_s");
-    std::string line = text("step %6lld/%lld  loss %.4f  norm %.3f  rate %.2e  %.0f tokens/s  %.0f%% of peak  %s left", static_cast<long long>(row.at("step").get<int64_t>()),
-                            static_cast<long long>(recipe_.steps), number("loss"), number("grad_norm"), number("rate"), rate, 100 * rate * flops_ / peak_,
-                            duration(number("seconds_left")).c_str());
+    std::string line =
+        text("step %6lld/%lld  loss %.4f  norm %.3f  rate %.2e  %.0f tokens/s  %.0f%% of peak  %s left",
+             static_cast<long long>(row.at("step").get<int64_t>()), static_cast<long long>(recipe_.steps), number("loss"),
+             number("grad_norm"), number("rate"), rate, 100 * rate * flops_ / peak_, duration(number("seconds_left")).c_str());
     if (row.contains("eval_loss")) line += text("  validation %.4f", number("eval_loss"));
     std::cout << (terminal_ ? "\r\033[K" : "") << line << (terminal_ && !logged ? "" : "\n") << std::flush;
   }
@@ -81,7 +83,9 @@ class Screen {
 };
 
 int run_train(const Options& options) {
-  Recipe recipe = options.resume ? Recipe::read(fs::path(options.folder) / "recipe.toml") : options.recipe.empty() ? Recipe() : Recipe::read(options.recipe);
+  Recipe recipe = options.resume           ? Recipe::read(fs::path(options.folder) / "recipe.toml")
+                  : options.recipe.empty() ? Recipe()
+                                           : Recipe::read(options.recipe);
   for (const std::string& assignment : options.assignments) recipe.set(assignment);
   recipe.check();
   if (recipe.data.empty()) throw std::invalid_argument("recipe: data is empty, wanted a folder made by `cyfa prepare`");
@@ -97,10 +101,12 @@ int run_train(const Options& options) {
   const at::Device device = parse_device(recipe.device);
   const LoadOptions load{at::kFloat, device, true};
   const bool checkpoint = from || fs::is_directory(recipe.model);
-  CausalLM model = checkpoint ? load_checkpoint(from ? from->path : fs::path(recipe.model), load) : CausalLM(ModelConfig::read(recipe.model));
+  CausalLM model =
+      checkpoint ? load_checkpoint(from ? from->path : fs::path(recipe.model), load) : CausalLM(ModelConfig::read(recipe.model));
   if (!checkpoint) model.initialise(recipe.seed, at::kFloat, device);
   if (data.vocab_size() > model.config().vocab_size) {
-    throw io::FileError(recipe.data, "has " + std::to_string(data.vocab_size()) + " tokens in its vocabulary, the model " + std::to_string(model.config().vocab_size));
+    throw io::FileError(recipe.data, "has " + std::to_string(data.vocab_size()) + " tokens in its vocabulary, the model " +
+                                         std::to_string(model.config().vocab_size));
   }
 
   folder.write_recipe(recipe);
@@ -114,7 +120,8 @@ int run_train(const Options& options) {
                          {"data_tokens", data.tokens()},
                          {"tokenizer", data.tokenizer()},
                          {"config", model.config().json}});
-  Trainer trainer(model, recipe, source_of(data, recipe, true), validation ? source_of(*validation, recipe, false) : BatchSource(), &folder);
+  Trainer trainer(model, recipe, source_of(data, recipe, true), validation ? source_of(*validation, recipe, false) : BatchSource(),
+                  &folder);
   if (from) {
     trainer.resume(*from);
     folder.drop_metrics_after(from->step);
@@ -123,8 +130,9 @@ int run_train(const Options& options) {
     trainer.resume(other);
   }
   Screen screen(recipe, 3 * model.forward_flops_per_token(), options.quiet);
-  screen.note(text("%s: %.1f million parameters, %lld tokens of data, %lld steps of %lld tokens%s", options.folder.c_str(), static_cast<double>(model.table().numel()) * 1e-6,
-                   static_cast<long long>(data.tokens()), static_cast<long long>(recipe.steps), static_cast<long long>(recipe.batch * recipe.context),
+  screen.note(text("%s: %.1f million parameters, %lld tokens of data, %lld steps of %lld tokens%s", options.folder.c_str(),
+                   static_cast<double>(model.table().numel()) * 1e-6, static_cast<long long>(data.tokens()),
+                   static_cast<long long>(recipe.steps), static_cast<long long>(recipe.batch * recipe.context),
                    from ? text(", going on after step %lld", static_cast<long long>(from->step)).c_str() : ""));
   const GracefulStop stop;
   trainer.on_step = [&](const Json& row) { screen.step(row); };

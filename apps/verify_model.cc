@@ -74,7 +74,8 @@ struct Result {
 
 class Verifier {
  public:
-  Verifier(const fs::path& folder, const Options& options) : folder_(folder), options_(options), expected_(folder / "expected.safetensors") {
+  Verifier(const fs::path& folder, const Options& options)
+      : folder_(folder), options_(options), expected_(folder / "expected.safetensors") {
     load_.dtype = parse_dtype(options.dtype);
     load_.device = parse_device(options.device);
     load_.writable = true;
@@ -198,7 +199,8 @@ class Verifier {
 };
 
 void print(const Result& result, bool all) {
-  std::cout << text("%s  %s\n  %-44s %10s %10s %10s\n", result.folder.c_str(), result.model_type.c_str(), "tensor", "rel_l2", "max_abs", "limit");
+  std::cout << text("%s  %s\n  %-44s %10s %10s %10s\n", result.folder.c_str(), result.model_type.c_str(), "tensor", "rel_l2", "max_abs",
+                    "limit");
   const auto line = [](const TensorError& e) {
     std::cout << text("  %-44s %10.2e %10.2e %10.0e  %s\n", e.name.c_str(), e.rel_l2, e.max_abs, e.limit, e.pass ? "PASS" : "FAIL");
   };
@@ -254,9 +256,12 @@ int run_verify(const Options& options) {
 }  // namespace
 
 void add_verify_model(CLI::App& verify, Action& action) {
-  CLI::App* command = verify.add_subcommand("model", "Check models against results stored beside them: logits, steps, greedy text, losses, gradients.");
+  CLI::App* command =
+      verify.add_subcommand("model", "Check models against results stored beside them: logits, steps, greedy text, losses, gradients.");
   auto options = std::make_shared<Options>();
-  command->add_option("folders", options->folders, "Checkpoints with expected.safetensors; docs/cli.md gives the format")->required()->type_name("DIR");
+  command->add_option("folders", options->folders, "Checkpoints with expected.safetensors; docs/cli.md gives the format")
+      ->required()
+      ->type_name("DIR");
   command->add_option("--dtype", options->dtype, "Type of the parameters")->check(CLI::IsMember({"fp32", "fp64"}))->capture_default_str();
   command->add_option("--device", options->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   command->add_option("--limit", options->limit, "Limit of rel_l2 for every tensor")->check(CLI::PositiveNumber)->capture_default_str();

@@ -20,13 +20,13 @@ struct GenerateOptions {
   SamplingOptions sampling;       // every prompt draws from the same seed
   std::vector<std::string> stop;  // texts before which a completion ends
   bool ignore_eos = false;
-  int64_t prefill_chunk = 2048;   // prompt tokens that are read at once
-  bool narrow_state = false;      // keep the memory in bf16 while decoding, where the model's mixer can; snapshots are fp32
+  int64_t prefill_chunk = 2048;  // prompt tokens that are read at once
+  bool narrow_state = false;     // keep the memory in bf16 while decoding, where the model's mixer can; snapshots are fp32
 };
 
 struct Prompt {
-  std::vector<int64_t> ids;            // may be empty after a snapshot that has seen tokens
-  std::optional<Snapshot> snapshot;    // what came before; absent: nothing
+  std::vector<int64_t> ids;          // may be empty after a snapshot that has seen tokens
+  std::optional<Snapshot> snapshot;  // what came before; absent: nothing
 };
 
 struct Completion {

@@ -48,7 +48,8 @@ int64_t Sampler::next(std::span<const float> logits, std::span<const int64_t> hi
   }
   if (all.empty()) throw std::runtime_error("there are no logits to choose from");
   const Candidate best = *std::min_element(all.begin(), all.end(), likelier);
-  if (!std::isfinite(best.weight)) throw std::runtime_error("the logits hold no finite largest value: the model's weights or its state are damaged");
+  if (!std::isfinite(best.weight))
+    throw std::runtime_error("the logits hold no finite largest value: the model's weights or its state are damaged");
   if (options_.temperature == 0) return best.id;
 
   if (options_.top_k > 0 && static_cast<size_t>(options_.top_k) < all.size()) {

@@ -1,4 +1,5 @@
-// Text that grows token by token, given out as soon as no later token can change it: whole characters only, and never part of a stop string.
+// Text that grows token by token, given out as soon as no later token can change it: whole characters only, and never part of a stop
+// string.
 #pragma once
 
 #include <string>

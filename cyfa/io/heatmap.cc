@@ -72,9 +72,7 @@ struct Blocks {
   int count() const { return extent == 0 ? 0 : static_cast<int>((extent - 1) / size + 1); }
   int64_t begin(int cell) const { return std::min(extent, cell * size); }
   // The index's middle as a share of the drawn axis, whose cells are all of one size.
-  double middle_of(int64_t index) const {
-    return (static_cast<double>(index) + 0.5) / (static_cast<double>(size) * count());
-  }
+  double middle_of(int64_t index) const { return (static_cast<double>(index) + 0.5) / (static_cast<double>(size) * count()); }
 
   int64_t extent;
   int64_t size;
@@ -137,8 +135,8 @@ Range range_of(const Heatmap& map, const Grid& grid) {
   }
   if (map.scale == ColorScale::kDiverging) {
     const bool given = map.low || map.high;
-    const double limit = given ? std::max(std::abs(map.low.value_or(0)), std::abs(map.high.value_or(0)))
-                               : std::max(std::abs(least), std::abs(greatest));
+    const double limit =
+        given ? std::max(std::abs(map.low.value_or(0)), std::abs(map.high.value_or(0))) : std::max(std::abs(least), std::abs(greatest));
     return limit > 0 ? Range{-limit, limit} : Range{-1, 1};
   }
   const double low = map.low.value_or(map.high ? std::min(least, *map.high) : least);

@@ -318,8 +318,8 @@ std::span<const std::byte> find_header(const std::filesystem::path& path, std::s
   const uint64_t limit = std::min<uint64_t>(kLongestHeader, file.size() - kLengthBytes);
   if (length > limit) {
     throw FileError(path, "the header claims " + std::to_string(length) + " bytes; at most " + std::to_string(limit) +
-                              " are possible (file of " + std::to_string(file.size()) + " bytes, headers up to 100 MiB): " +
-                              "truncated, or not a safetensors file");
+                              " are possible (file of " + std::to_string(file.size()) +
+                              " bytes, headers up to 100 MiB): " + "truncated, or not a safetensors file");
   }
   const auto header = file.subspan(kLengthBytes, length);
   if (header.empty() || header[0] != std::byte{'{'}) {

@@ -1,5 +1,6 @@
 #include "cyfa/mixers/call.h"
 
+#include "cyfa/ops/dense/short_conv.h"
 #include "cyfa/ops/recurrence/column_gated_la.h"
 #include "cyfa/ops/recurrence/delta_rule.h"
 #include "cyfa/ops/recurrence/fixed_scalar_gated_la.h"
@@ -8,7 +9,6 @@
 #include "cyfa/ops/recurrence/row_gated_la.h"
 #include "cyfa/ops/recurrence/scalar_gated_delta_rule.h"
 #include "cyfa/ops/recurrence/scalar_gated_la.h"
-#include "cyfa/ops/dense/short_conv.h"
 
 namespace cyfa {
 namespace {

@@ -47,7 +47,8 @@ class Call {
   at::Tensor starts() const;   // of packed sequences, [N]
   at::Tensor lengths() const;  // tokens of each sequence, [N]
 
-  // Recurrences on state `part`, with heads: q [.., H, K] and so on as in cyfa/ops/recurrence/recurrence.h, with or without the T dimension.
+  // Recurrences on state `part`, with heads: q [.., H, K] and so on as in cyfa/ops/recurrence/recurrence.h, with or without the T
+  // dimension.
   at::Tensor la(size_t part, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ops::RecurrenceOptions& options = {});
   at::Tensor fixed_scalar_gated_la(size_t part, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_gamma,
                                    const ops::RecurrenceOptions& options = {});

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 #include "cyfa/engine/sm90/decode_step.h"
-#include "cyfa/ops/dense/dense.h"
 #include "cyfa/engine/sm90/packed.h"
+#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
+#include "cyfa/ops/dense/dense.h"
 #include "cyfa/ops/dense/short_conv.h"
 
 namespace cyfa {
@@ -223,7 +223,8 @@ std::vector<at::Tensor> CyclicFlowMixer::derive(const Weights& w) const {
   if (!ops::packs_on(w[o_proj_].device()) || !packable() || w[o_proj_].scalar_type() != at::kBFloat16) return derived;
   std::vector<at::Tensor> rows;
   int64_t count = 0;
-  for (const ParameterId id : {streams_[0].projection, streams_[1].projection, streams_[2].projection, gate_down_, a_proj_, b_proj_, d_proj_}) {
+  for (const ParameterId id :
+       {streams_[0].projection, streams_[1].projection, streams_[2].projection, gate_down_, a_proj_, b_proj_, d_proj_}) {
     rows.push_back(w[id]);
     count += w[id].size(0);
   }

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "cyfa/mixers/parameters.h"
 #include "cyfa/engine/sm90/decode_rows.h"
 #include "cyfa/engine/sm90/packed.h"
+#include "cyfa/mixers/parameters.h"
 
 namespace cyfa {
 
@@ -21,8 +21,8 @@ struct StateSpec {
   std::string name;
   std::vector<int64_t> shape;  // of one sequence
   at::ScalarType dtype;
-  bool memory = true;  // counted as recurrent state in the paper's tables (the convolution's tail and the clock are not)
-  bool grows = false;  // the first dimension counts stored tokens: 0 at the start, more as the sequence grows
+  bool memory = true;   // counted as recurrent state in the paper's tables (the convolution's tail and the clock are not)
+  bool grows = false;   // the first dimension counts stored tokens: 0 at the start, more as the sequence grows
   bool narrow = false;  // step also takes it in bf16
 
   bool fits(at::IntArrayRef sizes) const {

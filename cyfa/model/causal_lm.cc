@@ -4,13 +4,13 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include "cyfa/engine/sm90/decode_rows.h"
+#include "cyfa/engine/sm90/decode_step.h"
+#include "cyfa/engine/sm90/packed.h"
 #include "cyfa/model/recompute.h"
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/dense/cross_entropy.h"
-#include "cyfa/engine/sm90/decode_rows.h"
-#include "cyfa/engine/sm90/decode_step.h"
 #include "cyfa/ops/dense/dense.h"
-#include "cyfa/engine/sm90/packed.h"
 
 namespace cyfa {
 namespace {

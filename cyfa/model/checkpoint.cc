@@ -64,12 +64,14 @@ struct Source {
       if (!shard.is_string()) throw io::FileError(path, "weight_map of " + io::printable(name) + " is no file name");
       const auto shard_name = shard.get<std::string>();
       if (shard_name.empty() || shard_name != fs::path(shard_name).filename() || shard_name == "." || shard_name == "..") {
-        throw io::FileError(path, "weight_map of " + io::printable(name) + " is " + io::printable(shard_name) + "; wanted the name of a file in this folder");
+        throw io::FileError(path, "weight_map of " + io::printable(name) + " is " + io::printable(shard_name) +
+                                      "; wanted the name of a file in this folder");
       }
       const auto [at, fresh] = opened.try_emplace(shard_name, files.size());
       if (fresh) files.emplace_back(folder / shard_name);
       if (!files[at->second].contains(name)) {
-        throw io::FileError(path, "weight_map says that " + io::printable(name) + " is in " + io::printable(shard_name) + ", which does not hold it");
+        throw io::FileError(
+            path, "weight_map says that " + io::printable(name) + " is in " + io::printable(shard_name) + ", which does not hold it");
       }
       file_of[name] = at->second;
     }
@@ -103,7 +105,8 @@ void check(const fs::path& folder, const Source& source, const CausalLM& model) 
   say("lacks", missing);
   say("has tensors that the config does not ask for:", unexpected);
   say("wrong shape or type:", wrong);
-  if (!missing.empty() && !unexpected.empty()) message += "; are these tensors of another architecture than " + model.config().kind->model_type + "?";
+  if (!missing.empty() && !unexpected.empty())
+    message += "; are these tensors of another architecture than " + model.config().kind->model_type + "?";
   if (!message.empty()) throw io::FileError(folder, message);
 }
 

@@ -1,5 +1,5 @@
-// What a training step on a GPU computes with (cyfa/engine/sm90/packed.h): the table's packs as bf16 copies in one array and their gradients, in
-// another, as fp32. The parameters themselves stay where they are.
+// What a training step on a GPU computes with (cyfa/engine/sm90/packed.h): the table's packs as bf16 copies in one array and their
+// gradients, in another, as fp32. The parameters themselves stay where they are.
 #pragma once
 
 #include "cyfa/model/causal_lm.h"

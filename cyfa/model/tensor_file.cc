@@ -9,9 +9,9 @@ struct TypePair {
   io::DType file;
   at::ScalarType torch;
 };
-constexpr TypePair kTypes[] = {{io::DType::kF64, at::kDouble}, {io::DType::kF32, at::kFloat}, {io::DType::kF16, at::kHalf},
-                               {io::DType::kBF16, at::kBFloat16}, {io::DType::kI64, at::kLong}, {io::DType::kI32, at::kInt},
-                               {io::DType::kI16, at::kShort}, {io::DType::kI8, at::kChar}, {io::DType::kU8, at::kByte},
+constexpr TypePair kTypes[] = {{io::DType::kF64, at::kDouble},    {io::DType::kF32, at::kFloat}, {io::DType::kF16, at::kHalf},
+                               {io::DType::kBF16, at::kBFloat16}, {io::DType::kI64, at::kLong},  {io::DType::kI32, at::kInt},
+                               {io::DType::kI16, at::kShort},     {io::DType::kI8, at::kChar},   {io::DType::kU8, at::kByte},
                                {io::DType::kBool, at::kBool}};
 
 io::DType file_type(at::ScalarType type) {

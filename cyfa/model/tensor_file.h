@@ -20,7 +20,8 @@ at::ScalarType scalar_type(io::DType dtype);
 
 class TensorFile {
  public:
-  explicit TensorFile(const std::filesystem::path& path) : file_(std::make_shared<const io::SafetensorsFile>(io::SafetensorsFile::open(path))) {}
+  explicit TensorFile(const std::filesystem::path& path)
+      : file_(std::make_shared<const io::SafetensorsFile>(io::SafetensorsFile::open(path))) {}
 
   const io::SafetensorsFile& file() const { return *file_; }
   bool contains(const std::string& name) const { return file_->contains(name); }
@@ -36,6 +37,7 @@ class TensorFile {
 };
 
 // Writes tensors of any device, in the given order, whole or not at all.
-void write_tensor_file(const std::filesystem::path& path, const NamedTensors& tensors, const std::map<std::string, std::string>& metadata = {});
+void write_tensor_file(const std::filesystem::path& path, const NamedTensors& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace cyfa

@@ -45,7 +45,8 @@ std::string curve_svg(const std::string& y_name, const std::string& x_name, cons
   if (x1 == x0) x1 = x0 + 1;
   if (y1 == y0) y1 = y0 + 1;
   const Axis x{x0, x1, kLeft, kWidth - kRight}, y{y0 - 0.05 * (y1 - y0), y1 + 0.05 * (y1 - y0), kHeight - kBottom, kTop};
-  std::string svg = format("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" font-family=\"sans-serif\" font-size=\"12\">\n", kWidth, kHeight);
+  std::string svg = format("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" font-family=\"sans-serif\" font-size=\"12\">\n",
+                           kWidth, kHeight);
   svg += format("<rect width=\"%g\" height=\"%g\" fill=\"white\"/>\n", kWidth, kHeight);
   for (double t = std::ceil(y.low / tick_of(y.high - y.low)) * tick_of(y.high - y.low); t <= y.high; t += tick_of(y.high - y.low)) {
     svg += format("<line x1=\"%g\" x2=\"%g\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>", kLeft, kWidth - kRight, y.place(t), y.place(t));
@@ -55,7 +56,8 @@ std::string curve_svg(const std::string& y_name, const std::string& x_name, cons
     svg += format("<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%.6g</text>\n", x.place(t), kHeight - kBottom + 18, t);
   }
   svg += format("<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">%s</text>\n", (kLeft + kWidth - kRight) / 2, kHeight - 12, x_name.c_str());
-  svg += format("<text x=\"18\" y=\"%g\" transform=\"rotate(-90 18 %g)\" text-anchor=\"middle\">%s</text>\n", kHeight / 2, kHeight / 2, y_name.c_str());
+  svg += format("<text x=\"18\" y=\"%g\" transform=\"rotate(-90 18 %g)\" text-anchor=\"middle\">%s</text>\n", kHeight / 2, kHeight / 2,
+                y_name.c_str());
   double legend = kTop + 16;
   for (size_t i = 0; i < curves.size(); ++i) {
     if (curves[i].points.empty()) continue;
@@ -64,7 +66,8 @@ std::string curve_svg(const std::string& y_name, const std::string& x_name, cons
     for (const auto& [px, py] : curves[i].points) {
       if (std::isfinite(px) && std::isfinite(py)) svg += format("%.1f,%.1f ", x.place(px), y.place(py));
     }
-    svg += format("\"/>\n<text x=\"%g\" y=\"%g\" text-anchor=\"end\" fill=\"%s\">%s</text>\n", kWidth - kRight - 8, legend, colour, curves[i].name.c_str());
+    svg += format("\"/>\n<text x=\"%g\" y=\"%g\" text-anchor=\"end\" fill=\"%s\">%s</text>\n", kWidth - kRight - 8, legend, colour,
+                  curves[i].name.c_str());
     legend += 18;
   }
   return svg + "</svg>\n";

@@ -52,7 +52,8 @@ void Optimizer::step(double rate, double clip, const at::Tensor& norm, const at:
     }
     if (parameters.empty()) continue;
     const std::vector<at::Tensor> counts(parameters.size(), count);
-    at::_fused_adamw_(parameters, grads, first, second, {}, counts, rate, beta1_, beta2_, decays ? weight_decay_ : 0.0, eps_, false, false, scale, refused);
+    at::_fused_adamw_(parameters, grads, first, second, {}, counts, rate, beta1_, beta2_, decays ? weight_decay_ : 0.0, eps_, false, false,
+                      scale, refused);
   }
   for (at::Tensor& p : model_.parameters()) p.mutable_grad().reset();
 }

@@ -12,7 +12,8 @@ TrainBatch RecallTask::at(int64_t index) const {
   std::mt19937_64 random(seed * 0x9E3779B97F4A7C15 + static_cast<uint64_t>(index));
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
   const auto shuffle = [&](std::vector<int64_t>& list, int64_t count) {  // the first `count` of a random order
-    for (int64_t i = 0; i < count; ++i) std::swap(list[static_cast<size_t>(i)], list[static_cast<size_t>(i + below(static_cast<int64_t>(list.size()) - i))]);
+    for (int64_t i = 0; i < count; ++i)
+      std::swap(list[static_cast<size_t>(i)], list[static_cast<size_t>(i + below(static_cast<int64_t>(list.size()) - i))]);
   };
   const at::Tensor ids = at::empty({batch, context() + 1}, at::kLong);
   auto* row = ids.data_ptr<int64_t>();

@@ -7,9 +7,9 @@
 namespace cyfa {
 
 struct RecallTask {
-  int64_t pairs = 8;        // of a sequence
-  int64_t keys = 32;        // tokens 0 .. keys - 1
-  int64_t values = 32;      // the tokens after them
+  int64_t pairs = 8;    // of a sequence
+  int64_t keys = 32;    // tokens 0 .. keys - 1
+  int64_t values = 32;  // the tokens after them
   int64_t batch = 64;
   uint64_t seed = 1;
 

@@ -151,7 +151,8 @@ void Recipe::check() const {
 
 void Recipe::set(const std::string& assignment) {
   const size_t equals = assignment.find('=');
-  if (equals == std::string::npos) throw std::invalid_argument("recipe: " + io::printable(assignment) + " is no assignment, wanted key=value");
+  if (equals == std::string::npos)
+    throw std::invalid_argument("recipe: " + io::printable(assignment) + " is no assignment, wanted key=value");
   const std::string name = assignment.substr(0, equals), text = assignment.substr(equals + 1);
   std::visit(Assign{*this, name, text}, key_of(name).member);
 }
@@ -179,10 +180,14 @@ std::string Recipe::toml() const {
         [this](const auto member) -> std::string {
           const auto& v = this->*member;
           using T = std::decay_t<decltype(v)>;
-          if constexpr (std::is_same_v<T, std::string>) return quoted(v);
-          else if constexpr (std::is_same_v<T, bool>) return v ? "true" : "false";
-          else if constexpr (std::is_same_v<T, double>) return plain(v);
-          else return std::to_string(v);
+          if constexpr (std::is_same_v<T, std::string>)
+            return quoted(v);
+          else if constexpr (std::is_same_v<T, bool>)
+            return v ? "true" : "false";
+          else if constexpr (std::is_same_v<T, double>)
+            return plain(v);
+          else
+            return std::to_string(v);
         },
         key.member);
     out += std::string(key.name) + " = " + value + "  # " + key.about + "\n";

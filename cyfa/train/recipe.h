@@ -16,9 +16,9 @@ struct Recipe {
   std::string validation;  // the same, for evaluation; empty: none
   // How long
   int64_t steps = 1000;
-  int64_t batch = 8;        // sequences a step, all ranks and accumulations together
-  int64_t context = 2048;   // tokens a sequence
-  int64_t accumulate = 1;   // parts in which a step's batch is computed
+  int64_t batch = 8;             // sequences a step, all ranks and accumulations together
+  int64_t context = 2048;        // tokens a sequence
+  int64_t accumulate = 1;        // parts in which a step's batch is computed
   bool reset_documents = false;  // memory begins afresh at document borders
   // Optimizer: AdamW, linear warm-up, then cosine or constant
   double rate = 3e-4;
@@ -44,7 +44,7 @@ struct Recipe {
 
   // Throws std::invalid_argument that names the key.
   void check() const;
-  void set(const std::string& assignment);  // "rate=1e-3"
+  void set(const std::string& assignment);                // "rate=1e-3"
   static Recipe read(const std::filesystem::path& path);  // throws io::FileError
   std::string toml() const;                               // all values; reading it gives the same recipe
 };

@@ -11,7 +11,7 @@ namespace cyfa {
 
 struct RunCheckpoint {
   std::filesystem::path path;
-  int64_t step = 0;              // steps that were done
+  int64_t step = 0;  // steps that were done
   std::optional<double> eval_loss;
 };
 

@@ -35,7 +35,12 @@ class HostCopy {
 }  // namespace
 
 Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder)
-    : model_(model), recipe_(recipe), train_(std::move(train)), validation_(std::move(validation)), folder_(folder), optimizer_(model, recipe) {
+    : model_(model),
+      recipe_(recipe),
+      train_(std::move(train)),
+      validation_(std::move(validation)),
+      folder_(folder),
+      optimizer_(model, recipe) {
   recipe.check();
   for (at::Tensor& p : model_.parameters()) p.requires_grad_();
 }
@@ -47,7 +52,8 @@ void Trainer::resume(const RunCheckpoint& checkpoint) {
 
 void Trainer::fail(const std::string& what) const {
   std::string last = "there is no checkpoint yet";
-  if (folder_ != nullptr && !folder_->checkpoints().empty()) last = "the last good checkpoint is " + folder_->checkpoints().back().path.string();
+  if (folder_ != nullptr && !folder_->checkpoints().empty())
+    last = "the last good checkpoint is " + folder_->checkpoints().back().path.string();
   throw TrainingError("step " + std::to_string(step_ + 1) + ": " + what + "; " + last + ". A smaller rate or a longer warm-up may help");
 }
 
@@ -75,7 +81,8 @@ double Trainer::one_step(double* norm) {
   for (int64_t part = 0; part < recipe_.accumulate; ++part) {
     try {
       const TrainBatch batch = part_of_step(part);
-      const at::Tensor loss = model_.loss(w, batch.inputs, batch.targets, batch.cu_seqlens, recipe_.recompute) / static_cast<double>(recipe_.accumulate);
+      const at::Tensor loss =
+          model_.loss(w, batch.inputs, batch.targets, batch.cu_seqlens, recipe_.recompute) / static_cast<double>(recipe_.accumulate);
       loss.backward();
       const at::Tensor number = loss.detach().to(at::kDouble);
       losses = losses.defined() ? losses + number : number;

@@ -1,4 +1,5 @@
-// The training loop: batches in, steps of the optimizer, metrics and checkpoints out. It prints nothing and reads no options but its recipe.
+// The training loop: batches in, steps of the optimizer, metrics and checkpoints out. It prints nothing and reads no options but its
+// recipe.
 #pragma once
 
 #include <functional>
@@ -25,14 +26,14 @@ class TrainingError : public std::runtime_error {
 
 class Trainer {
  public:
-  // `train` gives batches of recipe.batch / recipe.accumulate sequences. The model's parameters are trained in place. `folder` may be null: then
-  // nothing is written.
+  // `train` gives batches of recipe.batch / recipe.accumulate sequences. The model's parameters are trained in place. `folder` may be null:
+  // then nothing is written.
   Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder);
 
-  std::function<void(const Json& metrics)> on_step;        // every step; whole rows every log_every
-  std::function<void(const std::string& note)> on_note;    // evaluations, checkpoints
-  std::function<bool()> should_stop;                       // asked after every step: true saves and leaves
-  std::function<double(const CausalLM&)> extra_metric;     // with every evaluation, as "score"; may be empty
+  std::function<void(const Json& metrics)> on_step;      // every step; whole rows every log_every
+  std::function<void(const std::string& note)> on_note;  // evaluations, checkpoints
+  std::function<bool()> should_stop;                     // asked after every step: true saves and leaves
+  std::function<double(const CausalLM&)> extra_metric;   // with every evaluation, as "score"; may be empty
 
   void resume(const RunCheckpoint& checkpoint);  // the optimizer's state and the step; the model's parameters are the caller's to load
 

@@ -12,7 +12,8 @@
 namespace cyfa::test {
 namespace {
 
-std::map<int64_t, int> draws(const SamplingOptions& options, const std::vector<float>& logits, int count = 4000, std::vector<int64_t> history = {}) {
+std::map<int64_t, int> draws(const SamplingOptions& options, const std::vector<float>& logits, int count = 4000,
+                             std::vector<int64_t> history = {}) {
   Sampler sampler(options);
   std::map<int64_t, int> seen;
   for (int i = 0; i < count; ++i) ++seen[sampler.next(logits, history)];
@@ -70,8 +71,15 @@ TEST(Sampler, EqualSeedsGiveEqualDraws) {
 }
 
 TEST(Sampler, BadInputIsRefused) {
-  for (const SamplingOptions& bad : std::vector<SamplingOptions>{{.temperature = -1}, {.temperature = NAN}, {.top_k = -1}, {.top_p = 0}, {.top_p = 1.5},
-                                                                {.min_p = -0.1}, {.min_p = 2}, {.repetition_penalty = 0}, {.repetition_penalty = INFINITY}}) {
+  for (const SamplingOptions& bad : std::vector<SamplingOptions>{{.temperature = -1},
+                                                                 {.temperature = NAN},
+                                                                 {.top_k = -1},
+                                                                 {.top_p = 0},
+                                                                 {.top_p = 1.5},
+                                                                 {.min_p = -0.1},
+                                                                 {.min_p = 2},
+                                                                 {.repetition_penalty = 0},
+                                                                 {.repetition_penalty = INFINITY}}) {
     EXPECT_THROW(Sampler{bad}, std::invalid_argument);
   }
   Sampler sampler({});
@@ -135,7 +143,8 @@ class Generation : public testing::Test {
 
 TEST_F(Generation, ABatchGivesWhatEachPromptGivesAlone) {
   std::vector<Prompt> prompts;
-  for (const char* text : {"a", "a longer prompt than the others, by far, so that several chunks of it are read one after another", "xyz", "\xFF\x00z"}) {
+  for (const char* text :
+       {"a", "a longer prompt than the others, by far, so that several chunks of it are read one after another", "xyz", "\xFF\x00z"}) {
     prompts.push_back(prompt(text));
   }
   for (const double temperature : {0.0, 1.0}) {
@@ -191,7 +200,8 @@ TEST_P(EveryKind, DecodesInBatchesAndFromSnapshots) {
   o.prefill_chunk = 33;
   o.ignore_eos = true;
   std::vector<Prompt> prompts;
-  for (const char* text : {"a", "a longer prompt than the others, by far, so that several chunks of it are read one after another", "xyz"}) {
+  for (const char* text :
+       {"a", "a longer prompt than the others, by far, so that several chunks of it are read one after another", "xyz"}) {
     prompts.push_back({tokenizer.encode(text), std::nullopt});
   }
   const std::vector<Completion> together = generator.run(prompts, o, true);

@@ -5,10 +5,10 @@
 #include <filesystem>
 
 #include "cyfa/decode/step_graph.h"
-#include "cyfa/ops/common/check.h"
-#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 #include "cyfa/engine/sm90/decode_rows.h"
 #include "cyfa/engine/sm90/decode_step.h"
+#include "cyfa/ops/common/check.h"
+#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 #include "cyfa/ops/dense/dense.h"
 #include "tests/ops/cases.h"
 

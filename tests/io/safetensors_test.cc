@@ -120,10 +120,9 @@ bool opens_or_refuses(const fs::path& path) {
 }
 
 std::string small_file() {
-  return assemble(
-      R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
-      R"("b":{"dtype":"I64","shape":[],"data_offsets":[24,32]},"c":{"dtype":"BF16","shape":[0,5],"data_offsets":[32,32]}}  )",
-      32);
+  return assemble(R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+                  R"("b":{"dtype":"I64","shape":[],"data_offsets":[24,32]},"c":{"dtype":"BF16","shape":[0,5],"data_offsets":[32,32]}}  )",
+                  32);
 }
 
 constexpr std::array kAllDTypes = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kI64,
@@ -437,8 +436,18 @@ TEST_F(Safetensors, SurvivesRandomMutations) {
   const auto below = [&](size_t limit) { return static_cast<size_t>(random() % limit); };
   const std::string whole = small_file();
   const std::string alphabet = "{}[],:\"0123456789-.eE+ \\ntfu\xff\x80";
-  const std::vector<std::string> fragments = {"18446744073709551615", "9223372036854775807", "4294967296", "-1", "[[", "{\"a\":",
-                                              "null", "\"dtype\":", "\"F64\"", "\\u0000", "1e9", ","};
+  const std::vector<std::string> fragments = {"18446744073709551615",
+                                              "9223372036854775807",
+                                              "4294967296",
+                                              "-1",
+                                              "[[",
+                                              "{\"a\":",
+                                              "null",
+                                              "\"dtype\":",
+                                              "\"F64\"",
+                                              "\\u0000",
+                                              "1e9",
+                                              ","};
   int opened = 0;
   for (int round = 0; round < 4000; ++round) {
     std::string mutated = whole;

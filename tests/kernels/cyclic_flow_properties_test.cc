@@ -307,8 +307,8 @@ Outputs lone_write(const CyclicFlowCase& c, int64_t i) {
 // Proposition 5 (eq:app-order-preserving-clock, eq:app-data-dependent-occupancy): the age of a write, read off the phase of
 // its lowest frequency in the state, is the sum of the increments since; older writes have strictly larger ages.
 TEST(CyclicFlowProperties, ClockPreservesOrder) {
-  const CyclicFlowCase c = random_cyclic_flow_case(
-      {.lengths = {40}, .H = 1, .K = 1, .V = 1, .M = 64, .norm_weights = false, .initial_state = false, .seed = 8});
+  const CyclicFlowCase c =
+      random_cyclic_flow_case({.lengths = {40}, .H = 1, .K = 1, .V = 1, .M = 64, .norm_weights = false, .initial_state = false, .seed = 8});
   const int64_t m = c.shape.m();
   const std::vector<double> clocks = clocks_of(c);
   double previous_age = HUGE_VAL;
@@ -335,8 +335,8 @@ TEST(CyclicFlowProperties, ClockPreservesOrder) {
 
 // Corollary 1 (eq:app-factorized-overlap): content similarity times profile overlap, for keys and for values.
 TEST(CyclicFlowProperties, OverlapOfContributionsFactorises) {
-  const CyclicFlowCase c = random_cyclic_flow_case(
-      {.lengths = {9}, .H = 1, .K = 4, .V = 3, .M = 32, .norm_weights = false, .initial_state = false, .seed = 9});
+  const CyclicFlowCase c =
+      random_cyclic_flow_case({.lengths = {9}, .H = 1, .K = 4, .V = 3, .M = 32, .norm_weights = false, .initial_state = false, .seed = 9});
   const Shape s = c.shape;
   const std::vector<double> clocks = clocks_of(c);
   std::vector<Slots> contributions;

@@ -39,8 +39,8 @@ std::vector<double> losses(const CyclicFlowCase& c, const CyclicFlowOutputGradie
     for (size_t i = 0; i < x.size(); ++i) sum += (x[i] - x0[i]) * gradient[i];
     return sum;
   };
-  return {change(out.o, base.o, grad.o), change(out.final_k, base.final_k, grad.final_k),
-          change(out.final_v, base.final_v, grad.final_v), change(out.final_clock, base.final_clock, grad.final_clock)};
+  return {change(out.o, base.o, grad.o), change(out.final_k, base.final_k, grad.final_k), change(out.final_v, base.final_v, grad.final_v),
+          change(out.final_clock, base.final_clock, grad.final_clock)};
 }
 
 OutputGradients only(const CyclicFlowOutputGradients& grad, size_t output) {
@@ -98,7 +98,8 @@ void expect_gradients_match_differences(CyclicFlowCase c, uint64_t seed) {
     std::vector<double> want_all(input.size(), 0.0);
     const bool is_log_alpha = std::string(named.name) == "log_alpha";
     for (size_t i = 0; i < input.size(); ++i) {
-      const std::vector<double> slope = test::finite_difference(input[i], [&] { return losses(c, grad, base); }, is_log_alpha);
+      const std::vector<double> slope = test::finite_difference(
+          input[i], [&] { return losses(c, grad, base); }, is_log_alpha);
       for (size_t output = 0; output < slope.size(); ++output) {
         want[output][i] = slope[output];
         want_all[i] += slope[output];

@@ -68,7 +68,8 @@ TEST(Gemv, MatchesSumsInDouble) {
                 sum += product;
                 size += std::abs(product);
               }
-              ASSERT_NEAR(c.y[static_cast<size_t>(b * out + r)], sum, 4e-7 * size) << cpu::isa_name(isa) << " in " << in << " batch " << batch;
+              ASSERT_NEAR(c.y[static_cast<size_t>(b * out + r)], sum, 4e-7 * size)
+                  << cpu::isa_name(isa) << " in " << in << " batch " << batch;
             }
           }
         }
@@ -92,7 +93,8 @@ TEST(Gemv, BitsDependNeitherOnTheBatchNorOnTheSplit) {
         one.g.x = interleaved.data();
         for (int64_t begin = 0; begin < out; begin += 5) gemv_cpu(one.g, begin, std::min(begin + 5, out), isa);
         for (int64_t r = 0; r < out; ++r) {
-          EXPECT_EQ(std::bit_cast<uint32_t>(one.y[static_cast<size_t>(r)]), std::bit_cast<uint32_t>(all.y[static_cast<size_t>(b * out + r)]));
+          EXPECT_EQ(std::bit_cast<uint32_t>(one.y[static_cast<size_t>(r)]),
+                    std::bit_cast<uint32_t>(all.y[static_cast<size_t>(b * out + r)]));
         }
       }
     }

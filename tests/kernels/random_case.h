@@ -18,8 +18,8 @@ class RandomSource {
 
   double normal() { return normal_(engine_); }
   double uniform(double low, double high) { return std::uniform_real_distribution<double>(low, high)(engine_); }
-  double gate() { return 1.0 / (1.0 + std::exp(-normal())); }                  // delta, beta
-  double log_decay() { return -std::log1p(std::exp(normal() - 2.0)); }         // log_alpha
+  double gate() { return 1.0 / (1.0 + std::exp(-normal())); }           // delta, beta
+  double log_decay() { return -std::log1p(std::exp(normal() - 2.0)); }  // log_alpha
 
   std::vector<double> normals(int64_t count, double size = 1.0) {
     std::vector<double> x(count);

@@ -167,9 +167,12 @@ TEST_P(BadInput, SequenceBorders) {
     std::vector<int64_t> values;
     Words words;
   };
-  for (const Borders& bad : {Borders{{1, 2, 2, 5}, {"starts at 1", "wanted 0"}}, {{-1, 2, 2, 5}, {"starts at -1", "wanted 0"}},
-                             {{0, 2, 2, 4}, {"ends at 4", "T = 5"}}, {{0, 2, 2, 6}, {"ends at 6", "T = 5"}},
-                             {{0, 3, 2, 5}, {"falls from 3 to 2"}}, {{0, 7, 2, 5}, {"falls from 7 to 2"}},
+  for (const Borders& bad : {Borders{{1, 2, 2, 5}, {"starts at 1", "wanted 0"}},
+                             {{-1, 2, 2, 5}, {"starts at -1", "wanted 0"}},
+                             {{0, 2, 2, 4}, {"ends at 4", "T = 5"}},
+                             {{0, 2, 2, 6}, {"ends at 6", "T = 5"}},
+                             {{0, 3, 2, 5}, {"falls from 3 to 2"}},
+                             {{0, 7, 2, 5}, {"falls from 7 to 2"}},
                              {{0, -2, 2, 5}, {"falls from 0 to -2"}},
                              {{0, std::numeric_limits<int64_t>::max(), 2, 5}, {"falls from"}}}) {
     Tensors inputs = good_packed();
@@ -391,8 +394,10 @@ TEST_F(BadStep, Types) {
       refuse(inputs, {name_in_step(name), std::string("has type ") + c10::toString(type)});
     }
   }
-  for (const auto& [name, type] : {std::pair<const char*, at::ScalarType>{"initial_k", at::kDouble}, {"initial_v", at::kDouble},
-                                   {"initial_v", at::kBFloat16}, {"initial_clock", at::kFloat}}) {
+  for (const auto& [name, type] : {std::pair<const char*, at::ScalarType>{"initial_k", at::kDouble},
+                                   {"initial_v", at::kDouble},
+                                   {"initial_v", at::kBFloat16},
+                                   {"initial_clock", at::kFloat}}) {
     Tensors inputs = good();
     inputs[name] = inputs.at(name).to(type);
     refuse(inputs, {name_in_step(name), std::string("has type ") + c10::toString(type)});

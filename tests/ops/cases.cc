@@ -90,7 +90,8 @@ std::vector<int64_t> gate_sizes(const OpCase& c) {
 }
 
 ops::RecurrenceOutput call_recurrence(Op op, const Tensors& x, const RunOptions& options) {
-  const at::Tensor q = optional(x, "q"), k = optional(x, "k"), v = optional(x, "v"), gate = optional(x, "log_alpha"), beta = optional(x, "beta");
+  const at::Tensor q = optional(x, "q"), k = optional(x, "k"), v = optional(x, "v"), gate = optional(x, "log_alpha"),
+                   beta = optional(x, "beta");
   const std::optional<at::Tensor> state = maybe(x, "initial_state");
   const std::optional<at::Tensor> borders = maybe(x, "cu_seqlens");
   switch (op) {
@@ -108,7 +109,8 @@ ops::RecurrenceOutput call_recurrence(Op op, const Tensors& x, const RunOptions&
 }
 
 at::Tensor call_step(Op op, const Tensors& x, const at::Tensor& state) {
-  const at::Tensor q = optional(x, "q"), k = optional(x, "k"), v = optional(x, "v"), gate = optional(x, "log_alpha"), beta = optional(x, "beta");
+  const at::Tensor q = optional(x, "q"), k = optional(x, "k"), v = optional(x, "v"), gate = optional(x, "log_alpha"),
+                   beta = optional(x, "beta");
   switch (op) {
     case Op::kLa: return ops::la_step({q, k, v}, state);
     case Op::kFixedScalarGatedLa: return ops::fixed_scalar_gated_la_step({q, k, v, optional(x, "log_gamma")}, state);
@@ -243,10 +245,17 @@ Tensors make_output_gradients(const OpCase& c) {
 }
 
 ops::CyclicFlowInputs cyclic_flow_inputs(const Tensors& x) {
-  ops::CyclicFlowInputs in{.q = optional(x, "q"), .k = optional(x, "k"), .v = optional(x, "v"), .log_alpha = optional(x, "log_alpha"),
-                           .delta = optional(x, "delta"), .beta = optional(x, "beta"), .readout = optional(x, "readout"),
-                           .q_norm_weight = maybe(x, "q_norm_weight"), .k_norm_weight = maybe(x, "k_norm_weight"),
-                           .initial_state = std::nullopt, .cu_seqlens = maybe(x, "cu_seqlens")};
+  ops::CyclicFlowInputs in{.q = optional(x, "q"),
+                           .k = optional(x, "k"),
+                           .v = optional(x, "v"),
+                           .log_alpha = optional(x, "log_alpha"),
+                           .delta = optional(x, "delta"),
+                           .beta = optional(x, "beta"),
+                           .readout = optional(x, "readout"),
+                           .q_norm_weight = maybe(x, "q_norm_weight"),
+                           .k_norm_weight = maybe(x, "k_norm_weight"),
+                           .initial_state = std::nullopt,
+                           .cu_seqlens = maybe(x, "cu_seqlens")};
   if (x.contains("initial_k") || x.contains("initial_v") || x.contains("initial_clock")) {
     in.initial_state = ops::CyclicFlowState{optional(x, "initial_k"), optional(x, "initial_v"), optional(x, "initial_clock")};
   }
@@ -299,8 +308,18 @@ Tensors run_steps(Op op, const Tensors& inputs) {
 }
 
 const std::vector<std::string>& cyclic_flow_arguments() {
-  static const std::vector<std::string> names = {"q",       "k",             "v",             "log_alpha", "delta",     "beta",
-                                                 "readout", "q_norm_weight", "k_norm_weight", "initial_k", "initial_v", "initial_clock",
+  static const std::vector<std::string> names = {"q",
+                                                 "k",
+                                                 "v",
+                                                 "log_alpha",
+                                                 "delta",
+                                                 "beta",
+                                                 "readout",
+                                                 "q_norm_weight",
+                                                 "k_norm_weight",
+                                                 "initial_k",
+                                                 "initial_v",
+                                                 "initial_clock",
                                                  "cu_seqlens"};
   return names;
 }
@@ -345,9 +364,7 @@ Tensors run(Op op, const Tensors& inputs, const Tensors& gradients, const RunOpt
   return results;
 }
 
-Tensors run(const OpCase& c, const RunOptions& options) {
-  return run(c.op, make_inputs(c), make_output_gradients(c), options);
-}
+Tensors run(const OpCase& c, const RunOptions& options) { return run(c.op, make_inputs(c), make_output_gradients(c), options); }
 
 Tensors judge(Op op, const Tensors& inputs, const Tensors& gradients, RunOptions options) {
   const auto widened = [](const Tensors& x) {
@@ -359,9 +376,7 @@ Tensors judge(Op op, const Tensors& inputs, const Tensors& gradients, RunOptions
   return run(op, widened(inputs), widened(gradients), options);
 }
 
-Tensors judge(const OpCase& c, const RunOptions& options) {
-  return judge(c.op, make_inputs(c), make_output_gradients(c), options);
-}
+Tensors judge(const OpCase& c, const RunOptions& options) { return judge(c.op, make_inputs(c), make_output_gradients(c), options); }
 
 bool is_token_input(const std::string& name) {
   static const std::set<std::string> names = {"q", "k", "v", "log_alpha", "delta", "beta"};

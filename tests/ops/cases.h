@@ -57,7 +57,7 @@ struct OpCase {
   int64_t K = 16;
   int64_t V = 16;
   int64_t M = 16;
-  at::ScalarType dtype = at::kFloat;  // of q, k and v
+  at::ScalarType dtype = at::kFloat;              // of q, k and v
   std::optional<at::ScalarType> gate_dtype = {};  // of gates, readout and norm weights; absent: fp64 for fp64, else fp32
   Gates gates = Gates::kRealistic;
   bool norm_weights = true;
@@ -116,10 +116,10 @@ bool is_token_result(const std::string& name);  // o and the gradients of token 
 bool is_state(const std::string& name);         // initial and final states and their gradients, [N, ...]
 
 Tensors clone(const Tensors& x);
-Tensors tokens(const Tensors& x, int64_t begin, int64_t end);   // token tensors cut to begin .. end - 1, the others as they are
+Tensors tokens(const Tensors& x, int64_t begin, int64_t end);      // token tensors cut to begin .. end - 1, the others as they are
 Tensors sequence(const Tensors& x, int64_t n, int64_t count = 1);  // plain batch: rows n .. n + count - 1 of token tensors and states
 Tensors without_gradients(const Tensors& results);
-void carry(const Tensors& results, Tensors& inputs);            // final states become initial ones
+void carry(const Tensors& results, Tensors& inputs);  // final states become initial ones
 
 // |got - want| / |want| in the Euclidean norm, in double; |got - want| where |want| is below 1e-12. Infinite if sizes differ.
 double relative_l2(const at::Tensor& got, const at::Tensor& want);

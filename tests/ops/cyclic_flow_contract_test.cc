@@ -151,7 +151,8 @@ TEST_P(CyclicFlow, GatesAndWeightsMayHaveAnotherType) {
 // On a CPU one sequence is walked at a time; a GPU walks many side by side. Here the number of lanes is set by hand.
 TEST_P(CyclicFlow, SequencesMayBeWalkedSideBySide) {
   using OptionalList = c10::List<std::optional<at::Tensor>>;
-  using Forward = std::vector<at::Tensor>(at::TensorList, at::IntArrayRef, double, double, at::IntArrayRef, int64_t, bool, c10::string_view);
+  using Forward =
+      std::vector<at::Tensor>(at::TensorList, at::IntArrayRef, double, double, at::IntArrayRef, int64_t, bool, c10::string_view);
   using Backward = std::vector<at::Tensor>(at::TensorList, at::IntArrayRef, at::TensorList, const OptionalList&, double, double,
                                            at::IntArrayRef, int64_t, c10::string_view);
   const auto forward = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_forward", "").typed<Forward>();
@@ -227,9 +228,9 @@ Stepped run_steps(const OpCase& c, const Tensors& inputs, const RunOptions& opti
   std::vector<at::Tensor> rows;
   for (int64_t t = 0; t < c.T; ++t) {
     const auto at_t = [t](const at::Tensor& x) { return x.select(1, t); };
-    rows.push_back(ops::cyclic_flow_step({at_t(in.q), at_t(in.k), at_t(in.v), at_t(in.log_alpha), at_t(in.delta), at_t(in.beta), table,
-                                          in.q_norm_weight, in.k_norm_weight},
-                                         out.state, options));
+    rows.push_back(ops::cyclic_flow_step(
+        {at_t(in.q), at_t(in.k), at_t(in.v), at_t(in.log_alpha), at_t(in.delta), at_t(in.beta), table, in.q_norm_weight, in.k_norm_weight},
+        out.state, options));
   }
   out.o = at::stack(rows, 1);
   return out;

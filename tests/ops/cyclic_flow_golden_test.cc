@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 struct VectorSet {
   const char* name;
-  bool ours;        // computed in fp64; else the authors' fp32 token loop
+  bool ours;  // computed in fp64; else the authors' fp32 token loop
   const char* file;
 };
 
@@ -73,26 +73,20 @@ TEST_P(CyclicFlowGolden, HoldsEveryTensorOfARun) {
   EXPECT_EQ(golden_.gradients.size(), 4U);
 }
 
-TEST_P(CyclicFlowGolden, PortableInFp32) {
-  expect_close(run_in(at::kFloat, ops::Backend::kPortable), golden_.results, limit());
-}
+TEST_P(CyclicFlowGolden, PortableInFp32) { expect_close(run_in(at::kFloat, ops::Backend::kPortable), golden_.results, limit()); }
 
-TEST_P(CyclicFlowGolden, PortableInFp64) {
-  expect_close(run_in(at::kDouble, ops::Backend::kPortable), golden_.results, limit());
-}
+TEST_P(CyclicFlowGolden, PortableInFp64) { expect_close(run_in(at::kDouble, ops::Backend::kPortable), golden_.results, limit()); }
 
 TEST_P(CyclicFlowGolden, Reference) {
   expect_close(run_in(at::kDouble, ops::Backend::kReference), golden_.results, GetParam().ours ? 1e-13 : kAuthorsLimit);
 }
 
-INSTANTIATE_TEST_SUITE_P(Vectors, CyclicFlowGolden,
-                         testing::Values(VectorSet{"AuthorsSmall", false, "op_small.safetensors"},
-                                         VectorSet{"AuthorsState", false, "op_state.safetensors"},
-                                         VectorSet{"AuthorsVarlen", false, "op_varlen.safetensors"},
-                                         VectorSet{"OursPlain", true, "op_plain.safetensors"},
-                                         VectorSet{"OursState", true, "op_state.safetensors"},
-                                         VectorSet{"OursPacked", true, "op_packed.safetensors"}),
-                         [](const auto& param) { return std::string(param.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Vectors, CyclicFlowGolden,
+    testing::Values(VectorSet{"AuthorsSmall", false, "op_small.safetensors"}, VectorSet{"AuthorsState", false, "op_state.safetensors"},
+                    VectorSet{"AuthorsVarlen", false, "op_varlen.safetensors"}, VectorSet{"OursPlain", true, "op_plain.safetensors"},
+                    VectorSet{"OursState", true, "op_state.safetensors"}, VectorSet{"OursPacked", true, "op_packed.safetensors"}),
+    [](const auto& param) { return std::string(param.param.name); });
 
 }  // namespace
 }  // namespace cyfa::test

@@ -108,7 +108,8 @@ bool is(const at::Tensor& x, const std::vector<int64_t>& sizes) { return x.sizes
 // No gate above 0, none that is no number.
 bool gates_are_right(const at::Tensor& x) { return x.numel() == 0 || (x.to(at::kDouble) <= 0.0).all().item<bool>(); }
 
-// The rules of cyfa/ops/cyclic_flow/cyclic_flow.h and cyfa/ops/recurrence/recurrence.h: `shapes` says what the op takes beside q, k, v, state and borders.
+// The rules of cyfa/ops/cyclic_flow/cyclic_flow.h and cyfa/ops/recurrence/recurrence.h: `shapes` says what the op takes beside q, k, v,
+// state and borders.
 using Shapes = std::map<std::string, std::vector<int64_t>>;
 
 Shapes gate_shapes(Op op, int64_t B, int64_t T, int64_t H, int64_t K, int64_t V) {

@@ -11,10 +11,11 @@ namespace {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
-using CyclicFlowSignature = std::tuple<Tensor, Tensor, Tensor, Tensor>(
-    const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-    const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-    const OptionalTensor&, std::optional<double>, double, int64_t, int64_t, bool, bool, c10::string_view);
+using CyclicFlowSignature = std::tuple<Tensor, Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                                       const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,
+                                                                       const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                                                                       const OptionalTensor&, const OptionalTensor&, std::optional<double>,
+                                                                       double, int64_t, int64_t, bool, bool, c10::string_view);
 
 const char* const kKernels[] = {"cyfa::_cyclic_flow_forward", "cyfa::_cyclic_flow_backward", "cyfa::_recurrence_forward",
                                 "cyfa::_recurrence_backward", "cyfa::cyclic_flow_step"};
@@ -22,10 +23,9 @@ const char* const kKernels[] = {"cyfa::_cyclic_flow_forward", "cyfa::_cyclic_flo
 Tensors call_dispatcher(const Tensors& x, const char* backend = "auto", bool final_state = true) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::cyclic_flow", "").typed<CyclicFlowSignature>();
   const auto maybe = [&](const char* name) { return x.contains(name) ? OptionalTensor(x.at(name)) : std::nullopt; };
-  const auto [o, k, v, clock] =
-      op.call(x.at("q"), x.at("k"), x.at("v"), x.at("log_alpha"), x.at("delta"), x.at("beta"), x.at("readout"), maybe("q_norm_weight"),
-              maybe("k_norm_weight"), maybe("initial_k"), maybe("initial_v"), maybe("initial_clock"), maybe("cu_seqlens"), std::nullopt,
-              1e-6, 0, 0, true, final_state, backend);
+  const auto [o, k, v, clock] = op.call(x.at("q"), x.at("k"), x.at("v"), x.at("log_alpha"), x.at("delta"), x.at("beta"), x.at("readout"),
+                                        maybe("q_norm_weight"), maybe("k_norm_weight"), maybe("initial_k"), maybe("initial_v"),
+                                        maybe("initial_clock"), maybe("cu_seqlens"), std::nullopt, 1e-6, 0, 0, true, final_state, backend);
   return {{"o", o}, {"final_k", k}, {"final_v", v}, {"final_clock", clock}};
 }
 
@@ -80,13 +80,13 @@ TEST_P(RegistrationMeta, GivesTheShapesAndTypesOfARun) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Cases, RegistrationMeta,
-    testing::Values(OpCase{.T = 700}, OpCase{.T = 0},
-                    OpCase{.B = 3, .T = 9, .K = 8, .V = 24, .M = 6, .dtype = at::kBFloat16, .initial_state = false},
-                    OpCase{.T = 9, .dtype = at::kDouble, .norm_weights = false}, OpCase{.lengths = {0, 4, 1, 90}, .H = 3},
-                    OpCase{.lengths = {520, 30}, .H = 1, .dtype = at::kBFloat16, .initial_state = false}),
-    [](const auto& test) { return "Case" + std::to_string(test.index); });
+INSTANTIATE_TEST_SUITE_P(Cases, RegistrationMeta,
+                         testing::Values(OpCase{.T = 700}, OpCase{.T = 0},
+                                         OpCase{.B = 3, .T = 9, .K = 8, .V = 24, .M = 6, .dtype = at::kBFloat16, .initial_state = false},
+                                         OpCase{.T = 9, .dtype = at::kDouble, .norm_weights = false},
+                                         OpCase{.lengths = {0, 4, 1, 90}, .H = 3},
+                                         OpCase{.lengths = {520, 30}, .H = 1, .dtype = at::kBFloat16, .initial_state = false}),
+                         [](const auto& test) { return "Case" + std::to_string(test.index); });
 
 // What forward saves for backward must have its shape without data, too: torch.compile traces with it.
 TEST(Registration, MetaKnowsWhatForwardSaves) {
@@ -98,7 +98,8 @@ TEST(Registration, MetaKnowsWhatForwardSaves) {
         const Tensors inputs = make_inputs(c);
         const auto [tensors, places] = packed_inputs(inputs);
         const std::vector<Tensor> real = op.call(tensors, places, 0.25, 1e-6, {16, 2, 2}, save_scores ? 2 : 1, final_state, backend);
-        const std::vector<Tensor> meta = op.call(packed_inputs(on_meta(inputs)).first, places, 0.25, 1e-6, {16, 2, 2}, save_scores ? 2 : 1, final_state, backend);
+        const std::vector<Tensor> meta =
+            op.call(packed_inputs(on_meta(inputs)).first, places, 0.25, 1e-6, {16, 2, 2}, save_scores ? 2 : 1, final_state, backend);
         ASSERT_EQ(real.size(), meta.size());
         for (size_t i = 0; i < real.size(); ++i) {
           EXPECT_EQ(real[i].sizes(), meta[i].sizes()) << describe(c) << " output " << i;

@@ -66,10 +66,17 @@ TEST(Recipe, ErrorsNameTheKey) {
   };
   const std::string model = "model = \"m\"\n";
   EXPECT_EQ(error(model), "no error");
-  for (const auto& [text, words] : std::vector<std::pair<std::string, std::string>>{{"setps = 3", "setps"}, {"steps = \"3\"", "steps"}, {"steps = 1.5", "steps"},
-                                                                                  {"rate = \"x\"", "rate"}, {"rate = -1.0", "rate"}, {"recompute = 1", "recompute"},
-                                                                                  {"schedule = \"linear\"", "schedule"}, {"beta2 = 1.0", "beta2"},
-                                                                                  {"accumulate = 3", "accumulate"}, {"dtype = \"fp8\"", "dtype"}, {"steps = ", "line"}}) {
+  for (const auto& [text, words] : std::vector<std::pair<std::string, std::string>>{{"setps = 3", "setps"},
+                                                                                    {"steps = \"3\"", "steps"},
+                                                                                    {"steps = 1.5", "steps"},
+                                                                                    {"rate = \"x\"", "rate"},
+                                                                                    {"rate = -1.0", "rate"},
+                                                                                    {"recompute = 1", "recompute"},
+                                                                                    {"schedule = \"linear\"", "schedule"},
+                                                                                    {"beta2 = 1.0", "beta2"},
+                                                                                    {"accumulate = 3", "accumulate"},
+                                                                                    {"dtype = \"fp8\"", "dtype"},
+                                                                                    {"steps = ", "line"}}) {
     EXPECT_NE(error(model + text).find(words), std::string::npos) << text << ": " << error(model + text);
   }
   EXPECT_NE(error("").find("model"), std::string::npos);
@@ -98,7 +105,8 @@ TEST(Schedule, RisesAndFalls) {
 }
 
 void expect_equal_models(const CausalLM& a, const CausalLM& b) {
-  for (size_t id = 0; id < a.parameters().size(); ++id) EXPECT_TRUE(at::equal(a.parameters()[id], b.parameters()[id])) << a.table().specs()[id].name;
+  for (size_t id = 0; id < a.parameters().size(); ++id)
+    EXPECT_TRUE(at::equal(a.parameters()[id], b.parameters()[id])) << a.table().specs()[id].name;
 }
 
 // 20 steps at once are 10, a stop, and 10 from the checkpoint: bit for bit.
@@ -131,7 +139,8 @@ TEST(Trainer, GoesOnBitForBit) {
   EXPECT_TRUE(fs::exists(run / "loss.svg"));
 }
 
-// Every kind of model learns a batch that it sees again and again, and does so twice in the same way; recomputing layers changes last bits alone.
+// Every kind of model learns a batch that it sees again and again, and does so twice in the same way; recomputing layers changes last bits
+// alone.
 class EveryKind : public testing::TestWithParam<ModelCase> {};
 
 TEST_P(EveryKind, TrainsAndRepeatsBitForBit) {
@@ -147,7 +156,8 @@ TEST_P(EveryKind, TrainsAndRepeatsBitForBit) {
       return model.loss(model.weights(), batch.inputs, batch.targets).item<double>();
     };
     const double before = loss();
-    Trainer trainer(model, r, [&](int64_t) { return batches(0); }, {}, nullptr);
+    Trainer trainer(
+        model, r, [&](int64_t) { return batches(0); }, {}, nullptr);
     EXPECT_EQ(trainer.run(), 12);
     const double after = loss();
     EXPECT_LT(after, before - 0.05);
@@ -167,13 +177,14 @@ TEST(Trainer, EveryWayOfComputingAStepGivesTheSameStep) {
     change(r);
     const BatchSource whole = random_batches(model, 4, 24);
     const int64_t parts = r.accumulate;
-    Trainer trainer(model, r,
-                    [whole, parts](int64_t index) {
-                      const TrainBatch batch = whole(index / parts);
-                      const int64_t rows = 4 / parts, first = index % parts * rows;
-                      return TrainBatch{batch.inputs.narrow(0, first, rows), batch.targets.narrow(0, first, rows), std::nullopt};
-                    },
-                    {}, nullptr);
+    Trainer trainer(
+        model, r,
+        [whole, parts](int64_t index) {
+          const TrainBatch batch = whole(index / parts);
+          const int64_t rows = 4 / parts, first = index % parts * rows;
+          return TrainBatch{batch.inputs.narrow(0, first, rows), batch.targets.narrow(0, first, rows), std::nullopt};
+        },
+        {}, nullptr);
     trainer.run();
     return model;
   };
@@ -210,12 +221,13 @@ TEST(Trainer, ALossThatIsNotFiniteLeavesTheLastCheckpoint) {
   Recipe r = small_recipe(6);
   r.save_every = 2;
   const BatchSource good = random_batches(model, 4, 24);
-  Trainer trainer(model, r,
-                  [&](int64_t index) {
-                    if (index == 4) model.parameters()[0].data().fill_(NAN);
-                    return good(index);
-                  },
-                  {}, &to);
+  Trainer trainer(
+      model, r,
+      [&](int64_t index) {
+        if (index == 4) model.parameters()[0].data().fill_(NAN);
+        return good(index);
+      },
+      {}, &to);
   try {
     trainer.run();
     FAIL();
@@ -322,7 +334,8 @@ TEST(Health, FiguresAreInTheirRanges) {
   const CausalLM model = small_model(small_config());
   std::map<std::string, double> figures;
   for (const auto& [name, value] : model.health(model.weights(), random_ids(model, {2, 30}))) figures[name] = value;
-  for (const char* name : {"clock_mean", "clock_least", "clock_most", "alpha_least", "alpha_mean", "beta_mean", "slot_occupancy", "read_entropy"}) {
+  for (const char* name :
+       {"clock_mean", "clock_least", "clock_most", "alpha_least", "alpha_mean", "beta_mean", "slot_occupancy", "read_entropy"}) {
     ASSERT_TRUE(figures.contains(name)) << name;
     EXPECT_GT(figures[name], 0) << name;
     EXPECT_LE(figures[name], 1 + 1e-9) << name;

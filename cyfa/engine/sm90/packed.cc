@@ -378,8 +378,12 @@ FlowStreams flow_step(const at::Tensor& x, const FlowWeights& w, const std::arra
   conv.x_stride = y.stride(0);
   for (size_t i = 0, at = 0; i < 3; at += static_cast<size_t>(c.width[i]), ++i) {
     out[i] = at::empty({B, c.width[i]}, x.options());
-    conv.input[i] = {c.width[i], column(y, static_cast<int64_t>(at)), floats(w.conv[i].value), floats(w.conv_bias[i].value),
-                      past[i].data_ptr<float>(), out[i].mutable_data_ptr()};
+    conv.input[i] = {c.width[i],
+                     column(y, static_cast<int64_t>(at)),
+                     floats(w.conv[i].value),
+                     floats(w.conv_bias[i].value),
+                     past[i].data_ptr<float>(),
+                     out[i].mutable_data_ptr()};
   }
   C10_CUDA_CHECK(rowwise::conv_step_cuda(conv, stream()));
   const auto single = x.options().dtype(at::kFloat);

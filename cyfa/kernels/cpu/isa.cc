@@ -11,12 +11,9 @@ bool isa_available(Isa isa) {
   const bool avx512 = false;
 #endif
   switch (isa) {
-    case Isa::kBaseline:
-      return true;
-    case Isa::kAvx2:
-      return avx2;
-    case Isa::kAvx512:
-      return avx512;
+    case Isa::kBaseline: return true;
+    case Isa::kAvx2: return avx2;
+    case Isa::kAvx512: return avx512;
   }
   return false;
 }
@@ -29,12 +26,9 @@ Isa best_isa() {
 
 const char* isa_name(Isa isa) {
   switch (isa) {
-    case Isa::kBaseline:
-      return "baseline";
-    case Isa::kAvx2:
-      return "avx2";
-    case Isa::kAvx512:
-      return "avx512";
+    case Isa::kBaseline: return "baseline";
+    case Isa::kAvx2: return "avx2";
+    case Isa::kAvx512: return "avx512";
   }
   return "unknown";
 }

@@ -7,10 +7,10 @@
 #include <cooperative_groups.h>
 
 #include "cyfa/kernels/dense/gemm64_sm90_wgmma.cuh"
+#include "cyfa/kernels/rowwise/vector.cuh"
 #include "cyfa/kernels/sm90/launch.cuh"
 #include "cyfa/kernels/sm90/tma_pair.cuh"
 #include "cyfa/kernels/sm90/wgmma.cuh"
-#include "cyfa/kernels/rowwise/vector.cuh"
 
 namespace cyfa::dense {
 namespace {
@@ -301,7 +301,7 @@ cudaError_t launch(const Gemm64& p, cudaStream_t stream) {
   if (status != cudaSuccess) return status;
   const int blocks = static_cast<int>((p.out + S::kOutputs - 1) / S::kOutputs) * S::kSplit;
   return sm90::launch_cluster_early(kernel, blocks, S::kSplit > 1 ? S::kSplit : 0, S::kThreads, static_cast<int>(S::shared_bytes(p.in)),
-                                      stream, p, x, weight);
+                                    stream, p, x, weight);
 }
 
 // Clusters of four, one block to a multiprocessor, fit only 30 at once on an H200, of two 66; two blocks of more than 113 KB do not fit
@@ -372,7 +372,7 @@ cudaError_t gemm64_begin(const void* x, int64_t rows, int64_t width, const float
   if (rows > kMaxGemm64Rows || width % rowwise::kVector != 0 || out.parts != 1) return cudaErrorInvalidValue;
   if (rows == 0) return cudaSuccess;
   return sm90::launch_cluster_early(&decode_begin_sm90, static_cast<int>(rows), 0, 32, 0, stream, static_cast<const bf16*>(x),
-                                      static_cast<int>(width / rowwise::kVector), weight, out);
+                                    static_cast<int>(width / rowwise::kVector), weight, out);
 }
 
 }  // namespace cyfa::dense

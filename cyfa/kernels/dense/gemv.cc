@@ -18,18 +18,13 @@ void interleave_vectors(int64_t batch, int64_t in, const float* x, float* interl
 void gemv_cpu(const Gemv& g, int64_t begin, int64_t end, cpu::Isa isa) {
   if (!cpu::isa_available(isa)) throw std::invalid_argument(std::string("gemv: isa ") + cpu::isa_name(isa) + " is not available here");
   if (begin < 0 || begin > end || end > g.out) {
-    throw std::invalid_argument("gemv: rows " + std::to_string(begin) + " .. " + std::to_string(end) + " are not within 0 .. " + std::to_string(g.out));
+    throw std::invalid_argument("gemv: rows " + std::to_string(begin) + " .. " + std::to_string(end) + " are not within 0 .. " +
+                                std::to_string(g.out));
   }
   switch (isa) {
-    case cpu::Isa::kBaseline:
-      gemv<cpu::BaselineVec>(g, begin, end);
-      return;
-    case cpu::Isa::kAvx2:
-      gemv_avx2(g, begin, end);
-      return;
-    case cpu::Isa::kAvx512:
-      gemv_avx512(g, begin, end);
-      return;
+    case cpu::Isa::kBaseline: gemv<cpu::BaselineVec>(g, begin, end); return;
+    case cpu::Isa::kAvx2: gemv_avx2(g, begin, end); return;
+    case cpu::Isa::kAvx512: gemv_avx512(g, begin, end); return;
   }
 }
 

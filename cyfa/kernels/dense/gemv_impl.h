@@ -39,8 +39,8 @@ constexpr int64_t kStretch = 512;
 constexpr int64_t kChunk = 24;
 constexpr int64_t kTogether = 8;  // vectors
 
-// Adds to sum[r][n] the products of numbers begin .. end - 1 of rows w .. w + kRows - 1 and kBatch vectors, which stand at x. kPrefetch: the
-// rows that come next are asked for meanwhile.
+// Adds to sum[r][n] the products of numbers begin .. end - 1 of rows w .. w + kRows - 1 and kBatch vectors, which stand at x. kPrefetch:
+// the rows that come next are asked for meanwhile.
 template <class Vec, int kRows, int kBatch, bool kPrefetch, class Weight>
 void multiply(const Gemv& g, const Weight* w, const float* x, int64_t begin, int64_t end, Vec (*sum)[kBatch]) {
   const int64_t in = g.in, step = g.batch * kInterleave, whole = (end - begin) / kInterleave;
@@ -84,7 +84,8 @@ void rows_of_one(const Gemv& g, int64_t row) {
 
 // The sums of kRows rows and kBatch vectors over one stretch, kept in memory between stretches.
 template <class Vec, int kRows, int kBatch, bool kPrefetch, class Weight>
-[[gnu::noinline]] void stretch(const Gemv& g, const Weight* w, int64_t b, int64_t begin, int64_t end, float (*kept)[kTogether][Vec::kWidth]) {
+[[gnu::noinline]] void stretch(const Gemv& g, const Weight* w, int64_t b, int64_t begin, int64_t end,
+                               float (*kept)[kTogether][Vec::kWidth]) {
   Vec sum[kRows][kBatch];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -101,22 +102,19 @@ template <class Vec, int kRows, int kBatch, bool kPrefetch, class Weight>
 
 // kRows rows and up to kTogether vectors over one stretch. Three rows by four vectors fill the sixteen registers of AVX2.
 template <class Vec, int kRows, class Weight>
-void stretches(const Gemv& g, const Weight* w, int64_t b, int64_t batch, int64_t begin, int64_t end, float (*kept)[kTogether][Vec::kWidth]) {
-  using Kept = float (*)[kTogether][Vec::kWidth];
+void stretches(const Gemv& g, const Weight* w, int64_t b, int64_t batch, int64_t begin, int64_t end,
+               float (*kept)[kTogether][Vec::kWidth]) {
+  using Kept = float(*)[kTogether][Vec::kWidth];
   const auto from = [&](int64_t n) { return reinterpret_cast<Kept>(kept[0][n]); };
   int64_t n = 0;
   for (; n + 4 <= batch; n += 4) {
     n == 0 ? stretch<Vec, kRows, 4, true>(g, w, b, begin, end, kept) : stretch<Vec, kRows, 4, false>(g, w, b + n, begin, end, from(n));
   }
   switch (batch - n) {
-    case 3:
-      return stretch<Vec, kRows, 3, true>(g, w, b + n, begin, end, from(n));
-    case 2:
-      return stretch<Vec, kRows, 2, true>(g, w, b + n, begin, end, from(n));
-    case 1:
-      return stretch<Vec, kRows, 1, true>(g, w, b + n, begin, end, from(n));
-    default:
-      return;
+    case 3: return stretch<Vec, kRows, 3, true>(g, w, b + n, begin, end, from(n));
+    case 2: return stretch<Vec, kRows, 2, true>(g, w, b + n, begin, end, from(n));
+    case 1: return stretch<Vec, kRows, 1, true>(g, w, b + n, begin, end, from(n));
+    default: return;
   }
 }
 

@@ -4,9 +4,9 @@
 #include "cyfa/kernels/dense/gemv_sm90.h"
 
 #include "cyfa/kernels/dense/gemv_sm90_tile.cuh"
+#include "cyfa/kernels/rowwise/vector.cuh"
 #include "cyfa/kernels/sm90/launch.cuh"
 #include "cyfa/kernels/sm90/tma.cuh"
-#include "cyfa/kernels/rowwise/vector.cuh"
 
 namespace cyfa::dense {
 namespace {

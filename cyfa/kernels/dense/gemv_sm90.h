@@ -29,14 +29,14 @@ struct GemvCuda {
   GemvInput input = GemvInput::kPlain;
   GemvOutput output = GemvOutput::kStore;
   int64_t rows = 0, in = 0, out = 0;
-  const void* weight = nullptr;       // bf16 [out, in]
-  const void* x = nullptr;            // bf16 [rows, in]
-  const void* gate = nullptr;         // bf16 [rows, in]
+  const void* weight = nullptr;        // bf16 [out, in]
+  const void* x = nullptr;             // bf16 [rows, in]
+  const void* gate = nullptr;          // bf16 [rows, in]
   const float* norm_weight = nullptr;  // [width]
   int64_t width = 0;                   // of a norm: `in`, or with a gate a power of two from 8 to 256 of which that is a multiple
   float eps = 0;
-  void* y = nullptr;             // [rows, out]
-  const void* ahead = nullptr;   // weights of later launches, brought to the L2 cache meanwhile: a multiple of 16 bytes; null: none
+  void* y = nullptr;            // [rows, out]
+  const void* ahead = nullptr;  // weights of later launches, brought to the L2 cache meanwhile: a multiple of 16 bytes; null: none
   int64_t ahead_bytes = 0;
 };
 

@@ -27,10 +27,9 @@ __device__ __forceinline__ uint4 load_weights(const void* from) {
 // sums.x, .y += x[tile_row] . w[2 tile_quarter], w[2 tile_quarter + 1] over a chunk; sums.z, .w the same of `high`, x[tile_row + 8].
 __device__ __forceinline__ void multiply_chunk(float4& sums, const uint4& x, const uint4& high, const uint4& w) {
   const auto product = [&](unsigned x0, unsigned x1, unsigned high0, unsigned high1, unsigned w0, unsigned w1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sums.x), "+f"(sums.y), "+f"(sums.z), "+f"(sums.w)
-        : "r"(x0), "r"(high0), "r"(x1), "r"(high1), "r"(w0), "r"(w1));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(sums.x), "+f"(sums.y), "+f"(sums.z), "+f"(sums.w)
+                 : "r"(x0), "r"(high0), "r"(x1), "r"(high1), "r"(w0), "r"(w1));
   };
   product(x.x, x.y, high.x, high.y, w.x, w.y);
   product(x.z, x.w, high.z, high.w, w.z, w.w);

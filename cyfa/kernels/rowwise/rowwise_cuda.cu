@@ -1,13 +1,13 @@
 // See rows_cuda.h. All of these move memory and little else: eight elements a thread and load, everything read once, fp32 between.
-#include "cyfa/kernels/sm90/launch.cuh"
 #include "cyfa/kernels/rowwise/vector.cuh"
+#include "cyfa/kernels/sm90/launch.cuh"
 
 namespace cyfa::rowwise {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kMaxVectors = 8;  // of a lane, in a row of a norm: 2,048 elements
+constexpr int kMaxVectors = 8;     // of a lane, in a row of a norm: 2,048 elements
 constexpr int64_t kFewRows = 512;  // of a norm: a block each, since the time is that of one row
 constexpr float kSmallest = 1.17549435e-38F;
 

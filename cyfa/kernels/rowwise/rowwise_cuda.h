@@ -63,8 +63,8 @@ bool norm_cuda_sums_gate_bias(int64_t width, int64_t heads);
 cudaError_t norm_cuda(const NormCuda& p, cudaStream_t stream);
 cudaError_t norm_backward_cuda(const NormCuda& p, cudaStream_t stream);
 
-// As rowwise::swiglu and rowwise::swiglu_backward: rows [rows, width] of gate and up, and of their gradients, at distance `stride`; out and grad
-// are contiguous. The width is a multiple of 8.
+// As rowwise::swiglu and rowwise::swiglu_backward: rows [rows, width] of gate and up, and of their gradients, at distance `stride`; out and
+// grad are contiguous. The width is a multiple of 8.
 struct SwigluCuda {
   RowType type = RowType::kFloat32;
   int64_t rows = 0, width = 0, stride = 0;

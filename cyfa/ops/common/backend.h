@@ -14,8 +14,8 @@ enum class Backend {
   kSm90,       // CUDA C++ for Hopper
 };
 
-const char* backend_name(Backend backend);      // "auto", "reference", "portable", "sm90"
-Backend parse_backend(std::string_view name);   // throws ArgumentError that lists the names
+const char* backend_name(Backend backend);     // "auto", "reference", "portable", "sm90"
+Backend parse_backend(std::string_view name);  // throws ArgumentError that lists the names
 
 // What a backend says to a set of inputs: an empty refusal means that it takes them.
 struct BackendOffer {

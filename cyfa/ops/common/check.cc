@@ -72,8 +72,8 @@ std::vector<int64_t> sequence_offsets(const char* op, const at::Tensor& cu_seqle
   if (offsets.back() != T) fail(op, "cu_seqlens ends at " + std::to_string(offsets.back()) + ", wanted T = " + std::to_string(T));
   for (size_t n = 1; n < offsets.size(); ++n) {
     if (offsets[n] < offsets[n - 1])
-      fail(op, "cu_seqlens falls from " + std::to_string(offsets[n - 1]) + " to " + std::to_string(offsets[n]) + " at " + std::to_string(n) +
-                   ", wanted values that never decrease");
+      fail(op, "cu_seqlens falls from " + std::to_string(offsets[n - 1]) + " to " + std::to_string(offsets[n]) + " at " +
+                   std::to_string(n) + ", wanted values that never decrease");
   }
   return offsets;
 }
@@ -96,7 +96,8 @@ void log_alpha(const char* op, const at::Tensor& log_alpha, const char* name) {
   const at::Tensor top = log_alpha.detach().max();  // NaN is the maximum of anything that holds one
   const double largest = top.item<double>();
   if (largest <= 0.0) return;
-  fail(op, std::string(name) + " holds " + std::to_string(largest) + ", wanted values of at most 0 (it is the logarithm of a gate in [0, 1])");
+  fail(op,
+       std::string(name) + " holds " + std::to_string(largest) + ", wanted values of at most 0 (it is the logarithm of a gate in [0, 1])");
 }
 
 }  // namespace cyfa::ops::check

@@ -183,7 +183,8 @@ at::Tensor SegmentCopy::gather(const at::Tensor& x, at::ScalarType dtype) const 
   const int64_t places = chunks_ * chunk_;
   const int64_t width = x.size(2);
   if (regular_ && !padded_ && lanes_ * heads_ == 1 && x.scalar_type() == dtype) {
-    return x.as_strided({1, chunks_, chunk_, width}, {0, chunk_ * x.stride(0), x.stride(0), x.stride(2)}, x.storage_offset() + first_ * x.stride(0));
+    return x.as_strided({1, chunks_, chunk_, width}, {0, chunk_ * x.stride(0), x.stride(0), x.stride(2)},
+                        x.storage_offset() + first_ * x.stride(0));
   }
   const auto options = x.options().dtype(dtype);
   at::Tensor y;  // [lanes, H, places, X]

@@ -17,7 +17,7 @@ struct Segment {
   std::vector<int64_t> tokens;    // [lanes] real tokens, never rising along the lanes
   int64_t chunk = 0;              // tokens a chunk: C, or less where no lane is that long
   int64_t chunks = 0;
-  int64_t slot = -1;              // first row of the states saved at this segment's start; -1: the sequences start here
+  int64_t slot = -1;  // first row of the states saved at this segment's start; -1: the sequences start here
 
   int64_t lanes() const { return static_cast<int64_t>(sequence.size()); }
 };

@@ -25,8 +25,19 @@ constexpr size_t kInputs = 13;
 
 TensorVector pack(const CyclicFlowInputs& in) {
   const CyclicFlowState state = in.initial_state.value_or(CyclicFlowState{});
-  return {in.q, in.k, in.v, in.log_alpha, in.delta, in.beta, in.readout, in.q_norm_weight.value_or(Tensor()), in.k_norm_weight.value_or(Tensor()),
-          state.k, state.v, state.clock, in.cu_seqlens.value_or(Tensor())};
+  return {in.q,
+          in.k,
+          in.v,
+          in.log_alpha,
+          in.delta,
+          in.beta,
+          in.readout,
+          in.q_norm_weight.value_or(Tensor()),
+          in.k_norm_weight.value_or(Tensor()),
+          state.k,
+          state.v,
+          state.clock,
+          in.cu_seqlens.value_or(Tensor())};
 }
 
 CyclicFlowInputs unpack(at::TensorList present, at::IntArrayRef places) {
@@ -68,8 +79,8 @@ CyclicFlowSettings settings_of(double scale, double norm_eps, at::IntArrayRef se
   return s;
 }
 
-TensorVector forward_kernel(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size, int64_t keep,
-                            bool final_state, c10::string_view backend) {
+TensorVector forward_kernel(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size,
+                            int64_t keep, bool final_state, c10::string_view backend) {
   const CyclicFlowInputs in = unpack(inputs, places);
   CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, keep, backend);
   settings.final_state = final_state;
@@ -79,24 +90,34 @@ TensorVector forward_kernel(at::TensorList inputs, at::IntArrayRef places, doubl
   return pack(cyclic_flow_portable_forward(in, settings), final_state);
 }
 
-TensorVector forward_meta(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size, int64_t keep,
-                          bool final_state, c10::string_view backend) {
+TensorVector forward_meta(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size,
+                          int64_t keep, bool final_state, c10::string_view backend) {
   const CyclicFlowInputs in = unpack(inputs, places);
   return pack(empty_cyclic_flow_forward(in, check_cyclic_flow(in), settings_of(scale, norm_eps, segment_size, keep, backend)), final_state);
 }
 
 // Absent gradients travel as empty tensors: a schema cannot return an undefined one.
 TensorVector pack(const CyclicFlowGradients& g) {
-  TensorVector x = {g.q, g.k, g.v, g.log_alpha, g.delta, g.beta, g.readout, g.q_norm_weight, g.k_norm_weight,
-                    g.initial_state.k, g.initial_state.v, g.initial_state.clock};
+  TensorVector x = {g.q,
+                    g.k,
+                    g.v,
+                    g.log_alpha,
+                    g.delta,
+                    g.beta,
+                    g.readout,
+                    g.q_norm_weight,
+                    g.k_norm_weight,
+                    g.initial_state.k,
+                    g.initial_state.v,
+                    g.initial_state.clock};
   for (Tensor& t : x) {
     if (!t.defined()) t = at::empty({0}, g.q.options());
   }
   return x;
 }
 
-TensorVector backward_kernel(at::TensorList inputs, at::IntArrayRef places, at::TensorList saved, const OptionalList& grads, double scale, double norm_eps,
-                             at::IntArrayRef segment_size, int64_t keep, c10::string_view backend) {
+TensorVector backward_kernel(at::TensorList inputs, at::IntArrayRef places, at::TensorList saved, const OptionalList& grads, double scale,
+                             double norm_eps, at::IntArrayRef segment_size, int64_t keep, c10::string_view backend) {
   const CyclicFlowInputs in = unpack(inputs, places);
   const CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, keep, backend);
   const TensorVector g = from_optionals(grads);
@@ -107,20 +128,24 @@ TensorVector backward_kernel(at::TensorList inputs, at::IntArrayRef places, at::
   return pack(cyclic_flow_portable_backward(in, settings, kept, grad));
 }
 
-TensorVector backward_meta(at::TensorList inputs, at::IntArrayRef places, at::TensorList, const OptionalList&, double, double, at::IntArrayRef, int64_t, c10::string_view) {
+TensorVector backward_meta(at::TensorList inputs, at::IntArrayRef places, at::TensorList, const OptionalList&, double, double,
+                           at::IntArrayRef, int64_t, c10::string_view) {
   const CyclicFlowInputs in = unpack(inputs, places);
   return pack(empty_cyclic_flow_gradients(in, check_cyclic_flow(in)));
 }
 
 TensorVector dispatch_forward(at::TensorList inputs, at::IntArrayRef places, const CyclicFlowSettings& s) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_forward", "").typed<decltype(forward_kernel)>();
-  return op.call(inputs, places, s.scale, s.norm_eps, {s.size.chunk, s.size.chunks, s.size.lanes}, static_cast<int64_t>(s.keep), s.final_state, backend_name(s.backend));
+  return op.call(inputs, places, s.scale, s.norm_eps, {s.size.chunk, s.size.chunks, s.size.lanes}, static_cast<int64_t>(s.keep),
+                 s.final_state, backend_name(s.backend));
 }
 
-TensorVector dispatch_backward(at::TensorList inputs, at::IntArrayRef places, at::TensorList saved, at::TensorList grads, const CyclicFlowSettings& s) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_backward", "").typed<decltype(backward_kernel)>();
-  return op.call(inputs, places, saved, to_optionals(grads), s.scale, s.norm_eps, {s.size.chunk, s.size.chunks, s.size.lanes}, static_cast<int64_t>(s.keep),
-                 backend_name(s.backend));
+TensorVector dispatch_backward(at::TensorList inputs, at::IntArrayRef places, at::TensorList saved, at::TensorList grads,
+                               const CyclicFlowSettings& s) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_backward", "").typed<decltype(backward_kernel)>();
+  return op.call(inputs, places, saved, to_optionals(grads), s.scale, s.norm_eps, {s.size.chunk, s.size.chunks, s.size.lanes},
+                 static_cast<int64_t>(s.keep), backend_name(s.backend));
 }
 
 class CyclicFlowFunction : public torch::autograd::Function<CyclicFlowFunction> {
@@ -172,7 +197,8 @@ CyclicFlowResult cyclic_flow_entry(const Tensor& q, const Tensor& k, const Tenso
   if (initial_k || initial_v || initial_clock) {
     in.initial_state = CyclicFlowState{initial_k.value_or(Tensor()), initial_v.value_or(Tensor()), initial_clock.value_or(Tensor())};
   }
-  const CyclicFlowOptions options{parse_backend(std::string_view(backend.data(), backend.size())), scale, norm_eps, chunk, segment_chunks, save_scores, final_state};
+  const CyclicFlowOptions options{
+      parse_backend(std::string_view(backend.data(), backend.size())), scale, norm_eps, chunk, segment_chunks, save_scores, final_state};
   const CyclicFlowOutput out = cyclic_flow(in, options);
   if (!final_state) return {out.o, at::empty({0}, v.options()), at::empty({0}, v.options()), at::empty({0}, v.options())};
   return {out.o, out.final_state.k, out.final_state.v, out.final_state.clock};
@@ -195,14 +221,18 @@ CyclicFlowOutput call_cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowSe
 
 TORCH_LIBRARY_FRAGMENT(cyfa, library) {
   library.def(
-      "cyclic_flow(Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor delta, Tensor beta, Tensor readout, *, Tensor? q_norm_weight=None, "
+      "cyclic_flow(Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor delta, Tensor beta, Tensor readout, *, Tensor? "
+      "q_norm_weight=None, "
       "Tensor? k_norm_weight=None, Tensor? initial_k=None, Tensor? initial_v=None, Tensor? initial_clock=None, Tensor? cu_seqlens=None, "
-      "float? scale=None, float norm_eps=1e-6, int chunk=0, int segment_chunks=0, bool save_scores=True, bool final_state=True, str backend='auto') "
+      "float? scale=None, float norm_eps=1e-6, int chunk=0, int segment_chunks=0, bool save_scores=True, bool final_state=True, str "
+      "backend='auto') "
       "-> (Tensor, Tensor, Tensor, Tensor)");
   library.def(
-      "_cyclic_flow_forward(Tensor[] inputs, int[] places, float scale, float norm_eps, int[] segment_size, int keep, bool final_state, str backend) -> Tensor[]");
+      "_cyclic_flow_forward(Tensor[] inputs, int[] places, float scale, float norm_eps, int[] segment_size, int keep, bool final_state, "
+      "str backend) -> Tensor[]");
   library.def(
-      "_cyclic_flow_backward(Tensor[] inputs, int[] places, Tensor[] saved, Tensor?[] grads, float scale, float norm_eps, int[] segment_size, "
+      "_cyclic_flow_backward(Tensor[] inputs, int[] places, Tensor[] saved, Tensor?[] grads, float scale, float norm_eps, int[] "
+      "segment_size, "
       "int keep, str backend) -> Tensor[]");
 }
 

@@ -26,13 +26,13 @@ struct CyclicFlowState {
 };
 
 struct CyclicFlowInputs {
-  at::Tensor q;          // [B, T, H, K]
-  at::Tensor k;          // [B, T, H, K]
-  at::Tensor v;          // [B, T, H, V]
-  at::Tensor log_alpha;  // [B, T, H] log of the forget gate, at most 0; any value down to -infinity
-  at::Tensor delta;      // [B, T, H] clock increments
-  at::Tensor beta;       // [B, T, H] write strengths
-  at::Tensor readout;    // [H, m, m]
+  at::Tensor q;                                  // [B, T, H, K]
+  at::Tensor k;                                  // [B, T, H, K]
+  at::Tensor v;                                  // [B, T, H, V]
+  at::Tensor log_alpha;                          // [B, T, H] log of the forget gate, at most 0; any value down to -infinity
+  at::Tensor delta;                              // [B, T, H] clock increments
+  at::Tensor beta;                               // [B, T, H] write strengths
+  at::Tensor readout;                            // [H, m, m]
   std::optional<at::Tensor> q_norm_weight;       // [K]; absent: q is used as it comes
   std::optional<at::Tensor> k_norm_weight;       // [K]; absent: k is used as it comes
   std::optional<CyclicFlowState> initial_state;  // absent: empty memory, clock 0; never changed
@@ -43,8 +43,8 @@ struct CyclicFlowOptions {
   Backend backend = Backend::kAuto;
   std::optional<double> scale;  // dot-product scale; absent: K^-0.5
   double norm_eps = 1e-6;
-  int64_t chunk = 0;            // tokens a chunk (portable); 0: the measured default
-  int64_t segment_chunks = 0;   // chunks between the states that forward saves for backward (portable); 0: the measured default
+  int64_t chunk = 0;           // tokens a chunk (portable); 0: the measured default
+  int64_t segment_chunks = 0;  // chunks between the states that forward saves for backward (portable); 0: the measured default
   // Keep the slot scores for backward (M numbers a token and head) instead of computing them again. On sm90 it decides about all that
   // backward needs: 1.3 KB a token and head (341 MB at B = 32, T = 2048, H = 4), or forward's time once more in backward.
   bool save_scores = true;
@@ -52,7 +52,7 @@ struct CyclicFlowOptions {
 };
 
 struct CyclicFlowOutput {
-  at::Tensor o;  // [B, T, H, V], type of v
+  at::Tensor o;                      // [B, T, H, V], type of v
   CyclicFlowState final_state;       // undefined where options.final_state is false
   Backend backend = Backend::kAuto;  // the one that ran
 };
@@ -73,13 +73,13 @@ at::Tensor cyclic_flow_slots(const at::Tensor& rows, const at::Tensor& clock);
 // One token for each of B states, in place on `state`, without autograd. The states are contiguous, fp32 with the clock in fp64; k and v
 // may also both be bf16: half the memory, rounded at every step (docs/operator.md, "States in bf16").
 struct CyclicFlowStepInputs {
-  at::Tensor q;              // [B, H, K]
-  at::Tensor k;              // [B, H, K]
-  at::Tensor v;              // [B, H, V]
-  at::Tensor log_alpha;      // [B, H]
-  at::Tensor delta;          // [B, H]
-  at::Tensor beta;           // [B, H]
-  at::Tensor readout_table;  // [H, M, M], of cyclic_flow_readout_table
+  at::Tensor q;                             // [B, H, K]
+  at::Tensor k;                             // [B, H, K]
+  at::Tensor v;                             // [B, H, V]
+  at::Tensor log_alpha;                     // [B, H]
+  at::Tensor delta;                         // [B, H]
+  at::Tensor beta;                          // [B, H]
+  at::Tensor readout_table;                 // [H, M, M], of cyclic_flow_readout_table
   std::optional<at::Tensor> q_norm_weight;  // [K]
   std::optional<at::Tensor> k_norm_weight;  // [K]
 };

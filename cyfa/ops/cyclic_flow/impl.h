@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 #include "cyfa/ops/common/sequences.h"
+#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 
 namespace cyfa::ops {
 

@@ -3,8 +3,8 @@
 // so that the working set stays in cache and memory grows only with what is saved for backward.
 #include "cyfa/ops/cyclic_flow/impl.h"
 #include "cyfa/ops/cyclic_flow/readout.h"
-#include "cyfa/ops/recurrence/gated_pass.h"
 #include "cyfa/ops/dense/portable_rowwise.h"
+#include "cyfa/ops/recurrence/gated_pass.h"
 
 namespace cyfa::ops {
 namespace {
@@ -14,7 +14,7 @@ at::Tensor flat(const at::Tensor& x) { return x.flatten(0, 1); }  // [B, T, H, .
 // One segment's tokens, gathered and prepared: what both passes and their backward start from.
 struct Prepared {
   RowNorm::Rows q, k;
-  at::Tensor v;          // [n, g, C, V]
+  at::Tensor v;  // [n, g, C, V]
   ChunkDecay decay;
   ClockPhases phases;
   at::Tensor addresses;  // [n, g, C, M]
@@ -70,7 +70,9 @@ void start_from(const at::Tensor& to, const at::Tensor& given) {
   }
 }
 
-at::Tensor given(const std::optional<CyclicFlowState>& state, at::Tensor CyclicFlowState::*part) { return state ? (*state).*part : at::Tensor(); }
+at::Tensor given(const std::optional<CyclicFlowState>& state, at::Tensor CyclicFlowState::*part) {
+  return state ? (*state).*part : at::Tensor();
+}
 
 }  // namespace
 
@@ -114,8 +116,8 @@ CyclicFlowForward cyclic_flow_portable_forward(const CyclicFlowInputs& in, const
   return out;
 }
 
-CyclicFlowGradients cyclic_flow_portable_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, const CyclicFlowSaved& saved,
-                                                  const CyclicFlowOutputGradients& grad) {
+CyclicFlowGradients cyclic_flow_portable_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings,
+                                                  const CyclicFlowSaved& saved, const CyclicFlowOutputGradients& grad) {
   const CyclicFlowShape shape = check_cyclic_flow(in);
   const std::vector<WalkTask> tasks = plan_tasks(plan_segments(cyclic_flow_offsets(in, shape), settings.size), shape.H, in.q.device());
   const at::Tensor table = readout_table(in.readout, shape.compute);

@@ -36,7 +36,7 @@ struct SlotReadout {
 SlotReadout read_slots(const at::Tensor& scores, const ClockPhases& phases, const at::Tensor& table);
 
 // Returns the gradient of the scores; adds to grad_table [H, M, M].
-at::Tensor read_slots_backward(const SlotReadout& forward, const ClockPhases& phases, const at::Tensor& table, const at::Tensor& grad_weights,
-                               const at::Tensor& grad_table);
+at::Tensor read_slots_backward(const SlotReadout& forward, const ClockPhases& phases, const at::Tensor& table,
+                               const at::Tensor& grad_weights, const at::Tensor& grad_table);
 
 }  // namespace cyfa::ops

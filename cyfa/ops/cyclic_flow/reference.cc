@@ -19,8 +19,15 @@ struct HostInputs {
   ref::Inputs raw;
 
   HostInputs(const CyclicFlowInputs& in, const CyclicFlowSettings& settings)
-      : q(host_double(in.q)), k(host_double(in.k)), v(host_double(in.v)), log_alpha(host_double(in.log_alpha)), delta(host_double(in.delta)),
-        beta(host_double(in.beta)), readout(host_double(in.readout)), q_weight(optional(in.q_norm_weight)), k_weight(optional(in.k_norm_weight)) {
+      : q(host_double(in.q)),
+        k(host_double(in.k)),
+        v(host_double(in.v)),
+        log_alpha(host_double(in.log_alpha)),
+        delta(host_double(in.delta)),
+        beta(host_double(in.beta)),
+        readout(host_double(in.readout)),
+        q_weight(optional(in.q_norm_weight)),
+        k_weight(optional(in.k_norm_weight)) {
     const CyclicFlowShape s = check_cyclic_flow(in);
     offsets = cyclic_flow_offsets(in, s);
     if (in.initial_state) {

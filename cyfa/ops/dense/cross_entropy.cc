@@ -52,7 +52,8 @@ Parts compute(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& t
 
 class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets) {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& targets) {
     const Parts parts = compute(x, weight, targets, x.requires_grad(), weight.requires_grad());
     ctx->save_for_backward({parts.grad_x, parts.grad_weight});
     ctx->saved_data["weight_type"] = static_cast<int64_t>(weight.scalar_type());
@@ -76,7 +77,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
   check::shape(kOp, "weight", weight, {{"V", -1}, {"D", x.size(1)}});
   check::shape(kOp, "targets", targets, {{"N", x.size(0)}});
   check::same_dtype(kOp, "weight", weight, "x", x.scalar_type());
-  if (targets.scalar_type() != at::kLong) check::fail(kOp, std::string("targets have type ") + c10::toString(targets.scalar_type()) + ", wanted Long");
+  if (targets.scalar_type() != at::kLong)
+    check::fail(kOp, std::string("targets have type ") + c10::toString(targets.scalar_type()) + ", wanted Long");
   const bool recorded = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
   return recorded ? LinearCrossEntropy::apply(x, weight, targets) : compute(x, weight, targets, false, false).loss;
 }

@@ -116,7 +116,7 @@ RowNorm::Rows RowNorm::forward(const at::Tensor& x, bool for_backward) const {
     float* rate = out.rate.data_ptr<float>();
     over_rows(rows, [&](int64_t begin, int64_t end) {
       rowwise::rms_norm(end - begin, rows.width, rows.data + begin * rows.stride, rows.stride, weight_.const_data_ptr<float>(),
-                     static_cast<float>(eps_), rate + begin, unit ? unit + begin * rows.width : nullptr, to + begin * rows.width);
+                        static_cast<float>(eps_), rate + begin, unit ? unit + begin * rows.width : nullptr, to + begin * rows.width);
     });
     return out;
   }
@@ -133,7 +133,7 @@ at::Tensor RowNorm::backward(const Rows& rows, at::Tensor grad, const at::Tensor
     const at::Tensor sum = at::zeros({width}, grad.options());
     // One thread: the sum over rows has one order.
     rowwise::rms_norm_backward(grad.numel() / width, width, rows.unit.const_data_ptr<float>(), rows.rate.const_data_ptr<float>(),
-                            weight_.const_data_ptr<float>(), grad.data_ptr<float>(), sum.data_ptr<float>());
+                               weight_.const_data_ptr<float>(), grad.data_ptr<float>(), sum.data_ptr<float>());
     grad_weight.add_(sum, factor_);
     return grad;
   }

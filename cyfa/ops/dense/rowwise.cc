@@ -121,7 +121,7 @@ NormGrads norm_backward(const at::Tensor& x, const at::Tensor& weight, const at:
   tasks.run([&](int64_t task, int64_t begin, int64_t end) {
     const int64_t at = begin * tasks.width;
     rowwise::norm_backward(end - begin, tasks.width, data(in) + at, data(rate) + begin, data(scale), from(data(by), at), data(g) + at,
-                        written(out.x) + at, from(written(out.gate), at), written(parts) + task * tasks.width);
+                           written(out.x) + at, from(written(out.gate), at), written(parts) + task * tasks.width);
   });
   out.weight = parts.sum(0);
   return out;
@@ -143,7 +143,7 @@ std::pair<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& gate, const 
   std::pair<at::Tensor, at::Tensor> out = {like(by), like(times)};
   at::parallel_for(0, by.numel(), 16384, [&](int64_t begin, int64_t end) {
     rowwise::swiglu_backward(end - begin, data(by) + begin, from(data(times), begin), data(g) + begin, written(out.first) + begin,
-                          from(written(out.second), begin));
+                             from(written(out.second), begin));
   });
   return out;
 }
@@ -156,7 +156,7 @@ at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor&
   const at::Tensor y = like(c.x);
   c.each_run([&](int64_t, const Run& run) {
     rowwise::conv(run.end - run.begin, c.D, c.W, c.rows_before(run), data(c.x) + run.begin * c.D, data(c.tap), data(shift),
-               written(y) + run.begin * c.D);
+                  written(y) + run.begin * c.D);
   });
   return y;
 }
@@ -176,10 +176,10 @@ ConvGrads conv_backward(const at::Tensor& x, const at::Tensor& weight, const at:
     float* sums = written(parts) + i * (c.W + 1) * c.D;
     rowwise::conv_backward(tokens, std::min(c.past, run.last - run.end), c.D, c.W, data(g) + at, data(c.tap), written(out.x) + at);
     rowwise::conv_backward_weight(tokens, c.D, c.W, c.rows_before(run), data(c.x) + at, data(g) + at, sums,
-                               bias.defined() ? sums + c.W * c.D : nullptr);
+                                  bias.defined() ? sums + c.W * c.D : nullptr);
     if (out.before.defined() && run.begin == run.first) {
       rowwise::conv_backward_before(run.last - run.first, c.D, c.W, data(g) + at, data(c.tap),
-                                 written(out.before) + run.sequence * c.past * c.D);
+                                    written(out.before) + run.sequence * c.past * c.D);
     }
   });
   const at::Tensor sum = parts.sum(0);

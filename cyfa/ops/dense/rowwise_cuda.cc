@@ -208,7 +208,8 @@ at::Tensor conv_step_cuda(const at::Tensor& x, const at::Tensor& weight, const a
   p.batch = x.size(0);
   p.taps = weight.size(1);
   p.x_stride = x.size(1);
-  p.input[0] = {x.size(1), data(x), weight.const_data_ptr<float>(), static_cast<const float*>(data(bias)), state.data_ptr<float>(), written(y)};
+  p.input[0] = {x.size(1), data(x), weight.const_data_ptr<float>(), static_cast<const float*>(data(bias)), state.data_ptr<float>(),
+                written(y)};
   C10_CUDA_CHECK(rowwise::conv_step_cuda(p, stream()));
   return y;
 }

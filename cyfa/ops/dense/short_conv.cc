@@ -130,7 +130,7 @@ at::Tensor short_conv_step(const at::Tensor& x, const at::Tensor& weight, const 
     const at::Tensor y = at::empty_like(in);
     for (int64_t i = 0; i < x.size(0); ++i) {
       rowwise::conv_step(D, past + 1, in.const_data_ptr<float>() + i * D, w.const_data_ptr<float>(),
-                      bias ? b.const_data_ptr<float>() : nullptr, state.data_ptr<float>() + i * past * D, y.data_ptr<float>() + i * D);
+                         bias ? b.const_data_ptr<float>() : nullptr, state.data_ptr<float>() + i * past * D, y.data_ptr<float>() + i * D);
     }
     return y;
   }

@@ -63,8 +63,8 @@ at::Tensor DecayGradient::log_alpha() const {
   return inside.add_(read).add_(written).add_(whole.unsqueeze(-1));
 }
 
-at::Tensor gated_pass_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ChunkDecay& decay, const at::Tensor& state,
-                              const at::Tensor& chunk_states) {
+at::Tensor gated_pass_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ChunkDecay& decay,
+                              const at::Tensor& state, const at::Tensor& chunk_states) {
   const at::Tensor scores = at::bmm(batched(q), batched(k).transpose(1, 2)).mul_(batched(decay.between));
   const at::Tensor o = at::bmm(scores, batched(v)).unflatten(0, {q.size(0), q.size(1)});
   const StateWalk walk(k, v, decay);
@@ -86,14 +86,16 @@ at::Tensor gated_pass_forward(const at::Tensor& q, const at::Tensor& k, const at
   return o;
 }
 
-void gated_pass_states(const at::Tensor& k, const at::Tensor& v, const ChunkDecay& decay, const at::Tensor& state, const at::Tensor& chunk_states) {
+void gated_pass_states(const at::Tensor& k, const at::Tensor& v, const ChunkDecay& decay, const at::Tensor& state,
+                       const at::Tensor& chunk_states) {
   const StateWalk walk(k, v, decay);
   chunk_states.select(1, 0).copy_(state);
   for (int64_t c = 0; c < k.size(1); ++c) walk.advance(chunk_states.select(1, c), state_before(chunk_states, c + 1, state), c);
 }
 
 GatedPassGradient gated_pass_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ChunkDecay& decay,
-                                      const at::Tensor& chunk_states, const at::Tensor& grad_o, const at::Tensor& grad_state, DecayGradient& gates) {
+                                      const at::Tensor& chunk_states, const at::Tensor& grad_o, const at::Tensor& grad_state,
+                                      DecayGradient& gates) {
   const int64_t g = q.size(1);
   const std::vector<int64_t> batch = {q.size(0), g};
   GatedPassGradient grad;

@@ -31,11 +31,12 @@ struct DecayGradient {
 
 // o [n, g, C, V]. `state` [n, K, V] goes from the segment's start to its end, in place. If `chunk_states` is given
 // ([n, g, K, V]), the state at each chunk's start is written there.
-at::Tensor gated_pass_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ChunkDecay& decay, const at::Tensor& state,
-                              const at::Tensor& chunk_states);
+at::Tensor gated_pass_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ChunkDecay& decay,
+                              const at::Tensor& state, const at::Tensor& chunk_states);
 
 // The state's walk alone, for a backward that needs the chunk states and not the outputs.
-void gated_pass_states(const at::Tensor& k, const at::Tensor& v, const ChunkDecay& decay, const at::Tensor& state, const at::Tensor& chunk_states);
+void gated_pass_states(const at::Tensor& k, const at::Tensor& v, const ChunkDecay& decay, const at::Tensor& state,
+                       const at::Tensor& chunk_states);
 
 struct GatedPassGradient {
   at::Tensor q, k, v;
@@ -43,6 +44,7 @@ struct GatedPassGradient {
 
 // `grad_state` [n, K, V] goes from the segment's end to its start, in place; `gates` takes the gates' shares on top of what it has.
 GatedPassGradient gated_pass_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ChunkDecay& decay,
-                                      const at::Tensor& chunk_states, const at::Tensor& grad_o, const at::Tensor& grad_state, DecayGradient& gates);
+                                      const at::Tensor& chunk_states, const at::Tensor& grad_o, const at::Tensor& grad_state,
+                                      DecayGradient& gates);
 
 }  // namespace cyfa::ops

@@ -1,9 +1,9 @@
-// What the files behind the linear attention interfaces (cyfa/ops/recurrence/recurrence.h) share: which interface it is, its inputs under one set of
-// names, and the backends' forward and backward.
+// What the files behind the linear attention interfaces (cyfa/ops/recurrence/recurrence.h) share: which interface it is, its inputs under
+// one set of names, and the backends' forward and backward.
 #pragma once
 
-#include "cyfa/ops/recurrence/table.h"
 #include "cyfa/ops/common/sequences.h"
+#include "cyfa/ops/recurrence/table.h"
 
 namespace cyfa::ops {
 

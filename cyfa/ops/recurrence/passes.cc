@@ -1,5 +1,5 @@
-// Three passes beside the scalar-gated one of cyfa/ops/recurrence/gated_pass.h. S is the state at a chunk's start; a and b say that a factor of the
-// decay from the chunk's start, or to its end, is on a tensor.
+// Three passes beside the scalar-gated one of cyfa/ops/recurrence/gated_pass.h. S is the state at a chunk's start; a and b say that a
+// factor of the decay from the chunk's start, or to its end, is on a tensor.
 //   rows:     P = scores(Q, K);  O = aQ S + P V;  S <- whole S + (bK)^T V
 //   columns:  P = tril(Q K^T);   O = a(Q S) + apply(P, V);  S <- S whole + K^T (bV)
 //   delta:    rows with U for V, where U = beta (V - aK S) - beta tril(scores(K, K), -1) U, so U = (I + A)^-1 beta (V - aK S) with a unit
@@ -9,9 +9,9 @@
 #include <ATen/Parallel.h>
 
 #include "cyfa/kernels/delta_rule/inverse.h"
+#include "cyfa/ops/dense/portable_rowwise.h"
 #include "cyfa/ops/recurrence/gated_pass.h"
 #include "cyfa/ops/recurrence/key_decay.h"
-#include "cyfa/ops/dense/portable_rowwise.h"
 
 namespace cyfa::ops {
 namespace {

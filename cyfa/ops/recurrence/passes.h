@@ -1,5 +1,5 @@
-// The recurrences of cyfa/ops/recurrence/recurrence.h on one segment of chunks, as matrix products. Everything is batched over n = lanes * heads and g
-// chunks of C tokens: q, k are [n, g, C, K], v, o are [n, g, C, V], all of one type.
+// The recurrences of cyfa/ops/recurrence/recurrence.h on one segment of chunks, as matrix products. Everything is batched over n = lanes *
+// heads and g chunks of C tokens: q, k are [n, g, C, K], v, o are [n, g, C, V], all of one type.
 #pragma once
 
 #include "cyfa/ops/recurrence/impl.h"

@@ -1,5 +1,6 @@
 // RowGatedLA of the paper's Table 1, a gate for every key dimension: S_t = Diag(alpha_t) S_{t-1} + k_t v_t^T, o_t = S_t^T (scale q_t). For
-// GLA, and for the value pass of GSA, Raven and BLA, where K is the slots. Letters, types and the rules of a step in cyfa/ops/recurrence/recurrence.h.
+// GLA, and for the value pass of GSA, Raven and BLA, where K is the slots. Letters, types and the rules of a step in
+// cyfa/ops/recurrence/recurrence.h.
 #pragma once
 
 #include "cyfa/ops/recurrence/recurrence.h"

@@ -1,5 +1,5 @@
-// The linear attention interfaces of cyfa/ops/recurrence/recurrence.h by their names, for whatever goes through all of them: dispatcher, checks,
-// benchmarks.
+// The linear attention interfaces of cyfa/ops/recurrence/recurrence.h by their names, for whatever goes through all of them: dispatcher,
+// checks, benchmarks.
 #pragma once
 
 #include <string_view>

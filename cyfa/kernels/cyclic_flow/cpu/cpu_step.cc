@@ -32,15 +32,9 @@ int64_t step_workspace_floats(const StepParams& p) { return cpu_step::Workspace:
 void step_cpu(const StepParams& p, int64_t begin, int64_t end, float* workspace, Isa isa) {
   check(p, begin, end, isa);
   switch (isa) {
-    case Isa::kBaseline:
-      cpu_step::step_pairs<cpu::BaselineVec>(p, begin, end, workspace);
-      return;
-    case Isa::kAvx2:
-      cpu_step::step_avx2(p, begin, end, workspace);
-      return;
-    case Isa::kAvx512:
-      cpu_step::step_avx512(p, begin, end, workspace);
-      return;
+    case Isa::kBaseline: cpu_step::step_pairs<cpu::BaselineVec>(p, begin, end, workspace); return;
+    case Isa::kAvx2: cpu_step::step_avx2(p, begin, end, workspace); return;
+    case Isa::kAvx512: cpu_step::step_avx512(p, begin, end, workspace); return;
   }
 }
 

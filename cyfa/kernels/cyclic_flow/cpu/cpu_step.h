@@ -21,10 +21,10 @@ struct StepParams {
   const float* k_norm_weight = nullptr;  // [K] or null
   float scale = 1.0F;
   float norm_eps = 1e-6F;
-  float* state_k = nullptr;              // [B, H, K, M], updated
-  float* state_v = nullptr;              // [B, H, M, V], updated
-  double* clock = nullptr;               // [B, H], updated
-  float* o = nullptr;                    // [B, H, V], written
+  float* state_k = nullptr;  // [B, H, K, M], updated
+  float* state_v = nullptr;  // [B, H, M, V], updated
+  double* clock = nullptr;   // [B, H], updated
+  float* o = nullptr;        // [B, H, V], written
 };
 
 using cpu::best_isa;

@@ -6,7 +6,9 @@
 
 namespace cyfa::cyclic_flow::cpu_step {
 
-void step_avx512(const StepParams& p, int64_t begin, int64_t end, float* workspace) { step_pairs<cpu::Avx512Vec>(p, begin, end, workspace); }
+void step_avx512(const StepParams& p, int64_t begin, int64_t end, float* workspace) {
+  step_pairs<cpu::Avx512Vec>(p, begin, end, workspace);
+}
 
 }  // namespace cyfa::cyclic_flow::cpu_step
 #else  // another architecture: isa_available() is false, and nobody calls this

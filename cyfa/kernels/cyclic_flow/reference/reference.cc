@@ -77,8 +77,7 @@ class PhysicalMemory {
   }
 
   detail::State absolute() const {
-    return {absolute_from_relative(shape_.M, shape_.K, keys_, clock_), absolute_from_relative(shape_.M, shape_.V, values_, clock_),
-            clock_};
+    return {absolute_from_relative(shape_.M, shape_.K, keys_, clock_), absolute_from_relative(shape_.M, shape_.V, values_, clock_), clock_};
   }
 
  private:
@@ -290,9 +289,9 @@ namespace detail {
 void check(const Inputs& in) {
   const Shape& s = in.shape;
   if (s.N < 0 || s.T < 0 || s.H < 0 || s.K < 1 || s.V < 1) {
-    throw std::invalid_argument("cyclic_flow: N, T and H must not be negative and K and V must be positive; came N " +
-                                std::to_string(s.N) + ", T " + std::to_string(s.T) + ", H " + std::to_string(s.H) + ", K " +
-                                std::to_string(s.K) + ", V " + std::to_string(s.V));
+    throw std::invalid_argument("cyclic_flow: N, T and H must not be negative and K and V must be positive; came N " + std::to_string(s.N) +
+                                ", T " + std::to_string(s.T) + ", H " + std::to_string(s.H) + ", K " + std::to_string(s.K) + ", V " +
+                                std::to_string(s.V));
   }
   if (s.M < 2 || s.M % 2 != 0) {
     throw std::invalid_argument("cyclic_flow: M (stored slots) must be even and at least 2; came " + std::to_string(s.M));

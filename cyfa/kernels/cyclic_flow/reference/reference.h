@@ -15,20 +15,20 @@ namespace cyfa::cyclic_flow::reference {
 // Fourier and absolute forms would carry it on with the decay and the relative-time form would drop it.
 struct Inputs {
   Shape shape;
-  const int64_t* offsets = nullptr;        // [N + 1], offsets[0] = 0, offsets[N] = T, never decreasing
-  const double* q = nullptr;               // [T, H, K]
-  const double* k = nullptr;               // [T, H, K]
-  const double* v = nullptr;               // [T, H, V]
-  const double* log_alpha = nullptr;       // [T, H], at most 0
-  const double* delta = nullptr;           // [T, H]
-  const double* beta = nullptr;            // [T, H]
-  const double* readout = nullptr;         // [H, m, m]
-  const double* q_norm_weight = nullptr;   // [K]; null: q is used as it comes
-  const double* k_norm_weight = nullptr;   // [K]; null: k is used as it comes
-  const double* initial_k = nullptr;       // [N, H, K, M] in absolute-clock coordinates; null: zeros
-  const double* initial_v = nullptr;       // [N, H, M, V]; null: zeros
-  const double* initial_clock = nullptr;   // [N, H]; null: zeros
-  double scale = 1.0;                      // dot-product scale, applied to q after its norm
+  const int64_t* offsets = nullptr;       // [N + 1], offsets[0] = 0, offsets[N] = T, never decreasing
+  const double* q = nullptr;              // [T, H, K]
+  const double* k = nullptr;              // [T, H, K]
+  const double* v = nullptr;              // [T, H, V]
+  const double* log_alpha = nullptr;      // [T, H], at most 0
+  const double* delta = nullptr;          // [T, H]
+  const double* beta = nullptr;           // [T, H]
+  const double* readout = nullptr;        // [H, m, m]
+  const double* q_norm_weight = nullptr;  // [K]; null: q is used as it comes
+  const double* k_norm_weight = nullptr;  // [K]; null: k is used as it comes
+  const double* initial_k = nullptr;      // [N, H, K, M] in absolute-clock coordinates; null: zeros
+  const double* initial_v = nullptr;      // [N, H, M, V]; null: zeros
+  const double* initial_clock = nullptr;  // [N, H]; null: zeros
+  double scale = 1.0;                     // dot-product scale, applied to q after its norm
   double norm_eps = 1e-6;
 };
 

@@ -50,10 +50,10 @@ double inverse_rms(int64_t width, const double* x, double eps);
 
 std::vector<double> softmax(std::vector<double> logits);
 
-std::vector<double> multiply(int64_t rows, int64_t columns, const double* matrix, const double* x);              // matrix x
-std::vector<double> multiply_transposed(int64_t rows, int64_t columns, const double* matrix, const double* x);   // matrix^T x
+std::vector<double> multiply(int64_t rows, int64_t columns, const double* matrix, const double* x);             // matrix x
+std::vector<double> multiply_transposed(int64_t rows, int64_t columns, const double* matrix, const double* x);  // matrix^T x
 std::vector<double> transposed(int64_t rows, int64_t columns, const double* matrix);
-void add_outer(int64_t rows, int64_t columns, const double* a, const double* b, double* matrix);                 // matrix += a b^T
+void add_outer(int64_t rows, int64_t columns, const double* a, const double* b, double* matrix);  // matrix += a b^T
 double dot(int64_t size, const double* a, const double* b);
 
 }  // namespace cyfa::cyclic_flow::reference::detail

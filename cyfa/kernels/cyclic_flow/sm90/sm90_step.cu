@@ -21,13 +21,13 @@
 #include <utility>
 
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_step_held.h"
+#include "cyfa/kernels/cyclic_flow/sm90/sm90_step_mixer.cuh"
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_step_readout.cuh"
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_step_states.cuh"
-#include "cyfa/kernels/cyclic_flow/sm90/sm90_step_mixer.cuh"
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_step_vectors.cuh"
+#include "cyfa/kernels/rowwise/vector.cuh"
 #include "cyfa/kernels/sm90/launch.cuh"
 #include "cyfa/kernels/sm90/tma.cuh"
-#include "cyfa/kernels/rowwise/vector.cuh"
 
 namespace cyfa::cyclic_flow {
 namespace {
@@ -273,8 +273,8 @@ cudaError_t launch(const StepCudaParams& p, cudaStream_t stream) {
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
     if (status != cudaSuccess) return status;
   }
-  return sm90::launch_cluster_early(kernel, static_cast<int>(p.B * p.H) * blocks + gate_blocks(p, blocks), blocks, kThreads, bytes,
-                                      stream, p, kMixer ? *p.mixer : StepMixer{});
+  return sm90::launch_cluster_early(kernel, static_cast<int>(p.B * p.H) * blocks + gate_blocks(p, blocks), blocks, kThreads, bytes, stream,
+                                    p, kMixer ? *p.mixer : StepMixer{});
 }
 
 template <class T, bool kMixer = false>

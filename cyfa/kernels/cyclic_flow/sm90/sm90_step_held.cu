@@ -18,8 +18,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "cyfa/kernels/cyclic_flow/sm90/sm90_step_readout.cuh"
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_step_mixer.cuh"
+#include "cyfa/kernels/cyclic_flow/sm90/sm90_step_readout.cuh"
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_step_vectors.cuh"
 #include "cyfa/kernels/sm90/launch.cuh"
 #include "cyfa/kernels/sm90/tma.cuh"
@@ -72,7 +72,7 @@ struct HeldShared {
 // to 8 rows of up to 1,024; there is no such room beside wider ones).
 template <class S, int kBlocks, int kPlaces, bool kMixer>
 constexpr int kRegisters = kPlaces == 1 && 2 * sizeof(HeldShared<S, kBlocks, kPlaces>) <= 225 * 1024 ? 65536 / kThreads / 2
-                           : kMixer                                                                ? 144
+                           : kMixer                                                                  ? 144
                                                                                                      : 255;
 
 __device__ __forceinline__ float4 add4(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
@@ -410,7 +410,7 @@ cudaError_t launch(const StepCudaParams& p, cudaStream_t stream) {
   const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   if (status != cudaSuccess) return status;
   return sm90::launch_cluster_early(kernel, static_cast<int>(p.B * p.H) * kBlocks + gate_blocks(p, kBlocks), kBlocks, kThreads, kShared,
-                                      stream, p, kMixer ? *p.mixer : StepMixer{});
+                                    stream, p, kMixer ? *p.mixer : StepMixer{});
 }
 
 template <class S, int kBlocks, int kPlaces>

@@ -9,8 +9,8 @@
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_step.h"
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_step_states.cuh"
 #include "cyfa/kernels/dense/gemv_sm90_tile.cuh"
-#include "cyfa/kernels/sm90/launch.cuh"
 #include "cyfa/kernels/rowwise/vector.cuh"
+#include "cyfa/kernels/sm90/launch.cuh"
 
 namespace cyfa::cyclic_flow::step {
 
