@@ -9,7 +9,7 @@ namespace {
 
 struct Config {
   BackboneShape backbone;
-  int64_t heads = 8, K = 256, V = 256;
+  HeadShape shape;
   int64_t slots = 128;  // num_slots: M, stored; m = M - 1 are active
   int64_t rho = 2;      // tokens a slot
   ShortConvConfig conv;
@@ -40,30 +40,30 @@ struct Profile {
   }
 };
 
-class BlurryWindow final : public StreamMixer {
+class BlurryWindow final : public QkvMixer {
  public:
   BlurryWindow(const Config& c, const ParameterScope& scope) : c_(c), profile_(c.slots - 1, c.rho) {
-    const int64_t D = c.backbone.hidden_size, H = c.heads;
+    const int64_t D = c.backbone.hidden_size, H = c.shape.heads, K = c.shape.K, V = c.shape.V;
     const Init normal = Init::normal(c.backbone.initializer_range);
-    add_streams(scope, c.backbone, {H * c.K, H * c.K, H * c.V}, c.conv);
-    memory_.keys = keep_memory({H, c.K, c.slots}, "k");
-    memory_.values = keep_memory({H, c.slots, c.V}, "v");
+    add_qkv(scope, c.backbone, {H * K, H * K, H * V}, c.conv);
+    memory_.keys = keep_memory({H, K, c.slots}, "k");
+    memory_.values = keep_memory({H, c.slots, V}, "v");
     position_ = keep_position();
-    q_norm_ = scope.other("q_norm.weight", {c.K}, Init::ones());
-    k_norm_ = scope.other("k_norm.weight", {c.K}, Init::ones());
-    gate_down_ = scope.matrix("g_proj.0.weight", {c.V, D}, normal);
-    gate_up_ = scope.matrix("g_proj.1.weight", {H * c.V, c.V}, normal);
-    gate_bias_ = scope.other("g_proj.1.bias", {H * c.V}, Init::zeros());
-    o_norm_ = scope.other("o_norm.weight", {c.V}, Init::ones());
-    o_proj_ = scope.matrix("o_proj.weight", {D, H * c.V}, normal);
+    q_norm_ = scope.other("q_norm.weight", {K}, Init::ones());
+    k_norm_ = scope.other("k_norm.weight", {K}, Init::ones());
+    gate_first_ = scope.matrix("g_proj.0.weight", {V, D}, normal);
+    gate_second_ = scope.matrix("g_proj.1.weight", {H * V, V}, normal);
+    gate_bias_ = scope.other("g_proj.1.bias", {H * V}, Init::zeros());
+    o_norm_ = scope.other("o_norm.weight", {V}, Init::ones());
+    o_proj_ = scope.matrix("o_proj.weight", {D, H * V}, normal);
   }
 
-  bool recordable() const override { return false; }  // its tables come from the host
+  std::string needs_host() const override { return "blurry_window_attention copies its profile from the host in every step"; }
   at::Tensor mix(Call& call) const override {
     const double eps = c_.backbone.norm_eps;
-    const std::vector<at::Tensor> y = project(call, {false, false, false}, {{gate_down_, {}}});
-    const at::Tensor q = ops::rms_norm(split_heads(y[0], c_.heads), call[q_norm_], eps),
-                     k = ops::rms_norm(split_heads(y[1], c_.heads), call[k_norm_], eps);
+    const int64_t H = c_.shape.heads;
+    Qkv y = project(call, {false, false, false}, {gate_first_});
+    const at::Tensor q = ops::rms_norm(split_heads(y.q, H), call[q_norm_], eps), k = ops::rms_norm(split_heads(y.k, H), call[k_norm_], eps);
     const int64_t m = c_.slots - 1;
     const at::Tensor position = call.count_positions(position_);
     const at::Tensor u = (position.unsqueeze(-1) - c_.rho * at::arange(m, position.options())).remainder(c_.rho * m);  // [.., m]
@@ -72,25 +72,25 @@ class BlurryWindow final : public StreamMixer {
     const auto slots = [&](const at::Tensor& table, double padding) {
       const at::Tensor rows = at::constant_pad_nd(table.to(u.device(), type).index({u}), {0, 1}, padding).unsqueeze(-2);
       std::vector<int64_t> shape = rows.sizes().vec();
-      shape[shape.size() - 2] = c_.heads;
+      shape[shape.size() - 2] = H;
       return rows.expand(shape);
     };
     const at::Tensor hidden = at::constant_pad_nd(at::zeros({m}, k.options().dtype(type)), {0, 1}, -INFINITY);
-    const at::Tensor o = memory_.read(call, q, k, split_heads(y[2], c_.heads), slots(profile_.write, 0), slots(profile_.log_alpha, 0),
-                                      1 / std::sqrt(static_cast<double>(c_.K)), slots(profile_.rescale, 1), hidden);
-    const at::Tensor gate = split_heads(call.linear(y[3], gate_up_, gate_bias_), c_.heads);
+    const at::Tensor o = memory_.read(call, q, k, split_heads(y.v, H), slots(profile_.write, 0), slots(profile_.log_alpha, 0),
+                                      1 / std::sqrt(static_cast<double>(c_.shape.K)), slots(profile_.rescale, 1), hidden);
+    const at::Tensor gate = split_heads(call.linear(y[gate_first_], gate_second_, gate_bias_), H);
     return call.linear(join_heads(gated_norm(o, call[o_norm_], eps, gate, true)), o_proj_);
   }
 
   double flops_per_token() const override {
-    return linear_attention_flops(c_.heads, c_.K, c_.slots) + linear_attention_flops(c_.heads, c_.slots, c_.V);
+    return linear_attention_flops(c_.shape.heads, c_.shape.K, c_.slots) + linear_attention_flops(c_.shape.heads, c_.slots, c_.shape.V);
   }
 
  private:
   Config c_;
   Profile profile_;
   SlotMemory memory_;
-  ParameterId q_norm_ = 0, k_norm_ = 0, gate_down_ = 0, gate_up_ = 0, gate_bias_ = 0, o_norm_ = 0, o_proj_ = 0;
+  ParameterId q_norm_ = 0, k_norm_ = 0, gate_first_ = 0, gate_second_ = 0, gate_bias_ = 0, o_norm_ = 0, o_proj_ = 0;
   size_t position_ = 0;
 };
 
@@ -99,17 +99,14 @@ class BlurryWindow final : public StreamMixer {
 MixerFactory read_blurry_window(ConfigReader& config, const BackboneShape& backbone) {
   Config c;
   c.backbone = backbone;
-  c.heads = config.integer("num_heads", c.heads, 1, 1 << 20);
-  const int64_t head_dim = config.integer("head_dim", c.K, 1, 1 << 20);
-  c.K = head_width(config, "expand_k", 1, head_dim, 1);
-  c.V = head_width(config, "expand_v", 1, head_dim, 1);
+  c.shape = HeadShape::of_head_dim(config, {.heads = 8, .head_dim = 256, .expand_k = 1, .expand_v = 1});
   c.slots = config.integer("num_slots", c.slots, 2, 1 << 16);
   if (c.slots % 2 != 0) config.fail("num_slots", "an even number of stored slots (m + 1)");
   c.rho = config.integer("rho", c.rho, 1, 1 << 16);
   if (c.rho * c.slots > 1 << 24) config.fail("rho", "a cycle, rho * num_slots, of at most 16,777,216 tokens");
   c.conv = ShortConvConfig::read(config, true);
   config.bookkeeping({"attn_mode"});
-  return [c](const ParameterScope& scope, int64_t) { return std::make_unique<BlurryWindow>(c, scope); };
+  return [c](const ParameterScope& scope) { return std::make_unique<BlurryWindow>(c, scope); };
 }
 
 }  // namespace cyfa

@@ -8,49 +8,51 @@ namespace {
 
 struct Config {
   BackboneShape backbone;
-  int64_t heads = 4, K = 0, V = 0, slots = 64;
+  HeadShape shape;
+  int64_t slots = 64;
   ShortConvConfig conv;
   bool rope = true;
   double clamp_min = -32, clamp_max = 32;
 };
 
-class BoundedMemory final : public StreamMixer {
+class BoundedMemory final : public QkvMixer {
  public:
   BoundedMemory(const Config& c, const ParameterScope& scope) : c_(c) {
-    const int64_t D = c.backbone.hidden_size;
+    const int64_t D = c.backbone.hidden_size, H = c.shape.heads, K = c.shape.K, V = c.shape.V;
     const Init normal = Init::normal(c.backbone.initializer_range);
-    add_streams(scope, c.backbone, {c.heads * c.K, c.heads * c.K, c.heads * c.V}, c.conv);
-    memory_.keys = keep_memory({c.heads, c.K, c.slots}, "k");
-    memory_.values = keep_memory({c.heads, c.slots, c.V}, "v");
-    mass_ = keep({"mass", {c.heads, c.slots}, at::kDouble, false});
+    add_qkv(scope, c.backbone, {H * K, H * K, H * V}, c.conv);
+    memory_.keys = keep_memory({H, K, c.slots}, "k");
+    memory_.values = keep_memory({H, c.slots, V}, "v");
+    mass_ = keep({.name = "mass", .shape = {H, c.slots}, .dtype = at::kDouble, .memory = false});
     if (c.rope) position_ = keep_position();
-    s_proj_ = scope.matrix("s_proj.weight", {c.heads * c.slots, D}, normal);
-    g_proj_ = scope.matrix("g_proj.weight", {c.heads * c.V, D}, normal);
-    norm_ = scope.other("g_norm.weight", {c.V}, Init::ones());
-    o_proj_ = scope.matrix("o_proj.weight", {D, c.heads * c.V}, normal);
+    s_proj_ = scope.matrix("s_proj.weight", {H * c.slots, D}, normal);
+    g_proj_ = scope.matrix("g_proj.weight", {H * V, D}, normal);
+    norm_ = scope.other("g_norm.weight", {V}, Init::ones());
+    o_proj_ = scope.matrix("o_proj.weight", {D, H * V}, normal);
   }
 
   at::Tensor mix(Call& call) const override {
-    const std::vector<at::Tensor> y = project(call, {c_.conv.on, c_.conv.on, c_.conv.on}, {{s_proj_, {}}, {g_proj_, {}}});
-    at::Tensor q = split_heads(y[0], c_.heads), k = split_heads(y[1], c_.heads);
+    const int64_t H = c_.shape.heads;
+    Qkv y = project(call, {c_.conv.on, c_.conv.on, c_.conv.on}, {s_proj_, g_proj_});
+    at::Tensor q = split_heads(y.q, H), k = split_heads(y.k, H);
     if (c_.rope) {
       const at::Tensor position = call.count_positions(position_);
       q = rotary(q, position);
       k = rotary(k, position);
     }
-    const at::Tensor weight = split_heads(y[3], c_.heads).clamp(c_.clamp_min, c_.clamp_max).to(at::kDouble);
+    const at::Tensor weight = split_heads(y[s_proj_], H).clamp(c_.clamp_min, c_.clamp_max).to(at::kDouble);
     // A slot holds the mean of what was written to it, by weights exp(s): the mass Z_t = sum of exp(s_i) up to t makes that a recurrence
     // with the gate Z_{t-1} / Z_t and the write exp(s_t) / Z_t. Both are at most 1. An empty slot has nothing to forget.
     const auto [before, now] = log_mass(call, weight);
     const at::ScalarType type = at::promote_types(k.scalar_type(), at::kFloat);
     const at::Tensor log_alpha = at::where(before.isinf(), at::zeros_like(before), before - now).clamp_max(0).to(type);
-    const at::Tensor o = memory_.read(call, q, k, split_heads(y[2], c_.heads), (weight - now).exp().to(type), log_alpha,
-                                      1 / std::sqrt(static_cast<double>(c_.K)));
-    return call.linear(join_heads(gated_norm(o, call[norm_], c_.backbone.norm_eps, split_heads(y[4], c_.heads), false)), o_proj_);
+    const at::Tensor o = memory_.read(call, q, k, split_heads(y.v, H), (weight - now).exp().to(type), log_alpha,
+                                      1 / std::sqrt(static_cast<double>(c_.shape.K)));
+    return call.linear(join_heads(gated_norm(o, call[norm_], c_.backbone.norm_eps, split_heads(y[g_proj_], H), false)), o_proj_);
   }
 
   double flops_per_token() const override {
-    return linear_attention_flops(c_.heads, c_.K, c_.slots) + linear_attention_flops(c_.heads, c_.slots, c_.V);
+    return linear_attention_flops(c_.shape.heads, c_.shape.K, c_.slots) + linear_attention_flops(c_.shape.heads, c_.slots, c_.shape.V);
   }
 
  private:
@@ -93,19 +95,17 @@ class BoundedMemory final : public StreamMixer {
 MixerFactory read_bounded_memory(ConfigReader& config, const BackboneShape& backbone) {
   Config c;
   c.backbone = backbone;
-  c.heads = config.integer("num_heads", c.heads, 1, 1 << 20);
-  c.K = head_width(config, "expand_k", 0.5, backbone.hidden_size, c.heads);
-  c.V = head_width(config, "expand_v", 1, backbone.hidden_size, c.heads);
-  c.slots = config.integer("num_slots", c.K, 1, 1 << 20);
+  c.shape = HeadShape::of_model_width(config, backbone, {.heads = 4, .expand_k = 0.5, .expand_v = 1, .grouped = false});
+  c.slots = config.integer("num_slots", c.shape.K, 1, 1 << 20);
   c.conv = ShortConvConfig::read(config, false);
   c.rope = config.flag("use_rope", c.rope);
-  if (c.rope && c.K % 2 != 0) config.fail("expand_k", "heads of an even width: rotary positions turn pairs");
+  if (c.rope && c.shape.K % 2 != 0) config.fail("expand_k", "heads of an even width: rotary positions turn pairs");
   // Masses are kept as they are, not as logarithms: wider bounds would overflow them.
   c.clamp_min = config.number("clamp_min", c.clamp_min, -300, 300);
   c.clamp_max = config.number("clamp_max", c.clamp_max, c.clamp_min, 300);
   config.bookkeeping({"gate_low_rank_dim"});
   fla_bookkeeping(config);
-  return [c](const ParameterScope& scope, int64_t) { return std::make_unique<BoundedMemory>(c, scope); };
+  return [c](const ParameterScope& scope) { return std::make_unique<BoundedMemory>(c, scope); };
 }
 
 }  // namespace cyfa

@@ -1,14 +1,9 @@
 #include "cyfa/mixers/call.h"
 
+#include <stdexcept>
+
+#include "cyfa/ops/dense/attention.h"
 #include "cyfa/ops/dense/short_conv.h"
-#include "cyfa/ops/recurrence/column_gated_la.h"
-#include "cyfa/ops/recurrence/delta_rule.h"
-#include "cyfa/ops/recurrence/fixed_scalar_gated_la.h"
-#include "cyfa/ops/recurrence/la.h"
-#include "cyfa/ops/recurrence/row_gated_delta_rule.h"
-#include "cyfa/ops/recurrence/row_gated_la.h"
-#include "cyfa/ops/recurrence/scalar_gated_delta_rule.h"
-#include "cyfa/ops/recurrence/scalar_gated_la.h"
 
 namespace cyfa {
 namespace {
@@ -17,7 +12,18 @@ std::optional<at::Tensor> bias_of(const Weights& w, const std::optional<Paramete
   return bias ? std::optional(w[*bias].to(type)) : std::nullopt;
 }
 
+bool owns_memory(const at::Tensor& x) {
+  return x.is_contiguous() && x.storage().use_count() == 1 && x.storage().nbytes() == x.nbytes();
+}
+
 }  // namespace
+
+MixerState Call::take_final_state() {
+  for (at::Tensor& x : final_) {
+    if (x.defined() && !owns_memory(x)) x = x.clone(at::MemoryFormat::Contiguous);
+  }
+  return std::move(final_);
+}
 
 at::Tensor Call::linear(const at::Tensor& y, ParameterId weight, std::optional<ParameterId> bias) const {
   const std::optional<at::Tensor> b = bias_of(w_, bias, y.scalar_type());
@@ -27,13 +33,34 @@ at::Tensor Call::linear(const at::Tensor& y, ParameterId weight, std::optional<P
   return ops::linear_step(y.reshape({-1, y.size(-1)}), w_[weight], b).view(shape);
 }
 
-std::vector<at::Tensor> Call::project(const std::vector<Projection>& projections) const {
-  std::vector<ops::LinearWeight> weights;
-  for (const Projection& p : projections) weights.push_back({w_[p.weight], bias_of(w_, p.bias, x_.scalar_type())});
-  if (is_step()) return ops::linear_steps(x_, weights);
-  std::vector<at::Tensor> out;
-  for (const ops::LinearWeight& weight : weights) out.push_back(ops::linear(x_, weight.weight, weight.bias));
-  return out;
+Call::Projections::Projections(const Call& call, const std::vector<Projection>& projections) : call_(call) {
+  for (const Projection& p : projections) entries_.push_back({p, {}});
+}
+
+const at::Tensor& Call::Projections::operator[](ParameterId weight) {
+  for (Entry& entry : entries_) {
+    if (entry.projection.weight != weight) continue;
+    if (!entry.value.defined()) {
+      const Projection& p = entry.projection;
+      const at::Tensor x = p.stops_gradient ? call_.x_.detach() : call_.x_;
+      entry.value = ops::linear(x, call_.w_[p.weight], bias_of(call_.w_, p.bias, x.scalar_type()));
+    }
+    return entry.value;
+  }
+  throw std::logic_error("projection: parameter " + std::to_string(weight) + " was not asked for");
+}
+
+Call::Projections Call::project(const std::vector<Projection>& projections, When when) const {
+  Projections y(*this, projections);
+  if (is_step()) {
+    std::vector<ops::LinearWeight> weights;
+    for (const Projection& p : projections) weights.push_back({w_[p.weight], bias_of(w_, p.bias, x_.scalar_type())});
+    std::vector<at::Tensor> values = ops::linear_steps(x_, weights);
+    for (size_t i = 0; i < values.size(); ++i) y.entries_[i].value = std::move(values[i]);
+  } else if (when == When::kNow) {
+    for (const Projection& p : projections) y[p.weight];
+  }
+  return y;
 }
 
 at::Tensor Call::short_conv(const at::Tensor& y, ParameterId weight, std::optional<ParameterId> bias, size_t part) {
@@ -115,56 +142,37 @@ std::optional<at::Tensor> Call::initial(size_t part) const {
   return (*initial_)[part].to(at::promote_types(x_.scalar_type(), at::kFloat));
 }
 
-at::Tensor Call::finish(size_t part, const ops::RecurrenceOutput& out) {
+at::Tensor Call::recurrence(const char* op, size_t part, ops::RecurrenceInputs in, const ops::RecurrenceOptions& options) {
+  const ops::Recurrence& r = ops::recurrence_of(op);
+  if (is_step()) return ops::step_recurrence(r, std::move(in), (*state_)[part], options);
+  in.initial_state = initial(part);
+  in.cu_seqlens = cu_seqlens_;
+  ops::RecurrenceOutput out = ops::run_recurrence(r, std::move(in), options);
   final_[part] = out.final_state;
   return out.o;
 }
 
-at::Tensor Call::la(size_t part, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ops::RecurrenceOptions& options) {
-  if (is_step()) return ops::la_step({q, k, v}, (*state_)[part], options);
-  return finish(part, ops::la({q, k, v, initial(part), cu_seqlens_}, options));
-}
-
-at::Tensor Call::fixed_scalar_gated_la(size_t part, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                       const at::Tensor& log_gamma, const ops::RecurrenceOptions& options) {
-  if (is_step()) return ops::fixed_scalar_gated_la_step({q, k, v, log_gamma}, (*state_)[part], options);
-  return finish(part, ops::fixed_scalar_gated_la({q, k, v, log_gamma, initial(part), cu_seqlens_}, options));
-}
-
-at::Tensor Call::scalar_gated_la(size_t part, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_alpha,
-                                 const ops::RecurrenceOptions& options) {
-  if (is_step()) return ops::scalar_gated_la_step({q, k, v, log_alpha}, (*state_)[part], options);
-  return finish(part, ops::scalar_gated_la({q, k, v, log_alpha, initial(part), cu_seqlens_}, options));
-}
-
-at::Tensor Call::row_gated_la(size_t part, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_alpha,
-                              const ops::RecurrenceOptions& options) {
-  if (is_step()) return ops::row_gated_la_step({q, k, v, log_alpha}, (*state_)[part], options);
-  return finish(part, ops::row_gated_la({q, k, v, log_alpha, initial(part), cu_seqlens_}, options));
-}
-
-at::Tensor Call::column_gated_la(size_t part, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_alpha,
-                                 const ops::RecurrenceOptions& options) {
-  if (is_step()) return ops::column_gated_la_step({q, k, v, log_alpha}, (*state_)[part], options);
-  return finish(part, ops::column_gated_la({q, k, v, log_alpha, initial(part), cu_seqlens_}, options));
-}
-
-at::Tensor Call::delta_rule(size_t part, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& beta,
-                            const ops::RecurrenceOptions& options) {
-  if (is_step()) return ops::delta_rule_step({q, k, v, beta}, (*state_)[part], options);
-  return finish(part, ops::delta_rule({q, k, v, beta, initial(part), cu_seqlens_}, options));
-}
-
-at::Tensor Call::scalar_gated_delta_rule(size_t part, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& beta,
-                                         const at::Tensor& log_alpha, const ops::RecurrenceOptions& options) {
-  if (is_step()) return ops::scalar_gated_delta_rule_step({q, k, v, beta, log_alpha}, (*state_)[part], options);
-  return finish(part, ops::scalar_gated_delta_rule({q, k, v, beta, log_alpha, initial(part), cu_seqlens_}, options));
-}
-
-at::Tensor Call::row_gated_delta_rule(size_t part, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& beta,
-                                      const at::Tensor& log_alpha, const ops::RecurrenceOptions& options) {
-  if (is_step()) return ops::row_gated_delta_rule_step({q, k, v, beta, log_alpha}, (*state_)[part], options);
-  return finish(part, ops::row_gated_delta_rule({q, k, v, beta, log_alpha, initial(part), cu_seqlens_}, options));
+at::Tensor Call::cyclic_flow(size_t part, ops::CyclicFlowInputs in, const ops::CyclicFlowOptions& options, ParameterId table) {
+  if (is_step()) {
+    ops::CyclicFlowStepInputs step;
+    step.q = in.q;
+    step.k = in.k;
+    step.v = in.v;
+    step.log_alpha = in.log_alpha;
+    step.delta = in.delta;
+    step.beta = in.beta;
+    step.readout_table = w_.once(table, [&](const at::Tensor&) { return ops::cyclic_flow_readout_table(in.readout); });
+    step.q_norm_weight = in.q_norm_weight;
+    step.k_norm_weight = in.k_norm_weight;
+    return ops::cyclic_flow_step(step, {(*state_)[part], (*state_)[part + 1], (*state_)[part + 2]}, options);
+  }
+  if (initial_ != nullptr) in.initial_state = {(*initial_)[part], (*initial_)[part + 1], (*initial_)[part + 2]};
+  in.cu_seqlens = cu_seqlens_;
+  const ops::CyclicFlowOutput out = ops::cyclic_flow(in, options);
+  final_[part] = out.final_state.k;
+  final_[part + 1] = out.final_state.v;
+  final_[part + 2] = out.final_state.clock;
+  return out.o;
 }
 
 at::Tensor Call::attention(size_t part, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window) {

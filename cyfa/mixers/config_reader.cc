@@ -24,8 +24,8 @@ std::string plain(double x) {
 
 }  // namespace
 
-ConfigReader::ConfigReader(const Json& config) : config_(config) {
-  if (!config.is_object()) throw ConfigError("config: is " + std::string(config.type_name()) + ", wanted an object");
+ConfigReader::ConfigReader(const Json& config, std::string where) : config_(config), where_(std::move(where)) {
+  if (!config.is_object()) throw ConfigError("config: " + where_ + " is " + std::string(config.type_name()) + ", wanted an object");
 }
 
 const Json* ConfigReader::find(const std::string& key) {
@@ -36,29 +36,31 @@ const Json* ConfigReader::find(const std::string& key) {
 
 void ConfigReader::fail(const std::string& key, const std::string& wanted) const {
   const auto found = config_.find(key);
-  throw ConfigError("config: " + key + " is " + (found == config_.end() ? "absent" : shortened(*found)) + ", wanted " + wanted);
+  throw ConfigError("config: " + where_ + key + " is " + (found == config_.end() ? "absent" : shortened(*found)) + ", wanted " + wanted);
 }
 
 std::optional<int64_t> ConfigReader::integer_or_null(const std::string& key, int64_t least, int64_t most) {
   const Json* value = find(key);
+  resolved_[key] = nullptr;
   if (value == nullptr) return std::nullopt;
   const std::string wanted = "an integer from " + std::to_string(least) + " to " + std::to_string(most);
   if (!value->is_number()) fail(key, wanted);
   const auto number = value->get<double>();  // 1.0 is an integer too
   if (std::floor(number) != number || number < static_cast<double>(least) || number > static_cast<double>(most)) fail(key, wanted);
-  return value->get<int64_t>();
+  return resolve(key, value->get<int64_t>());
 }
 
 int64_t ConfigReader::integer(const std::string& key, int64_t otherwise, int64_t least, int64_t most) {
-  return integer_or_null(key, least, most).value_or(otherwise);
+  return resolve(key, integer_or_null(key, least, most).value_or(otherwise));
 }
 
 double ConfigReader::number(const std::string& key, double otherwise, double least, double most) {
-  return number_or_null(key, least, most).value_or(otherwise);
+  return resolve(key, number_or_null(key, least, most).value_or(otherwise));
 }
 
 std::pair<double, double> ConfigReader::range(const std::string& key, double low, double high) {
   const Json* value = find(key);
+  resolved_[key] = value == nullptr ? Json::array({low, high}) : *value;
   if (value == nullptr) return {low, high};
   const auto end = [&](const Json& x) {
     const auto word = x.is_object() ? x.find("__float__") : x.end();
@@ -72,34 +74,43 @@ std::pair<double, double> ConfigReader::range(const std::string& key, double low
 
 std::optional<double> ConfigReader::number_or_null(const std::string& key, double least, double most) {
   const Json* value = find(key);
+  resolved_[key] = nullptr;
   if (value == nullptr) return std::nullopt;
   const auto in_range = [&](double x) { return x >= least && x <= most; };
   if (!value->is_number() || !in_range(value->get<double>())) fail(key, "a number from " + plain(least) + " to " + plain(most));
-  return value->get<double>();
+  return resolve(key, value->get<double>());
 }
 
 bool ConfigReader::flag(const std::string& key, bool otherwise) {
   const Json* value = find(key);
-  if (value == nullptr) return otherwise;
+  if (value == nullptr) return resolve(key, otherwise);
   if (!value->is_boolean()) fail(key, "true or false");
-  return value->get<bool>();
+  return resolve(key, value->get<bool>());
 }
 
 std::string ConfigReader::word(const std::string& key, const std::string& otherwise, const std::vector<std::string>& allowed) {
   const Json* value = find(key);
-  if (value == nullptr) return otherwise;
+  if (value == nullptr) return resolve(key, otherwise);
   const bool good = value->is_string() && std::find(allowed.begin(), allowed.end(), value->get<std::string>()) != allowed.end();
   if (!good) {
     std::string wanted;
     for (const std::string& one : allowed) wanted += (wanted.empty() ? "" : ", ") + Json(one).dump();
     fail(key, (allowed.size() == 1 ? "" : "one of ") + wanted);
   }
-  return value->get<std::string>();
+  return resolve(key, value->get<std::string>());
+}
+
+const Json* ConfigReader::list(const std::string& key) {
+  const Json* value = find(key);
+  if (value != nullptr && !value->is_array()) fail(key, "a list");
+  if (value != nullptr) resolved_[key] = *value;
+  return value;
 }
 
 const Json* ConfigReader::object(const std::string& key) {
   const Json* value = find(key);
   if (value != nullptr && !value->is_object()) fail(key, "an object");
+  if (value != nullptr) resolved_[key] = *value;
   return value;
 }
 
@@ -116,6 +127,11 @@ std::vector<std::string> ConfigReader::unknown() const {
     if (!known_.contains(key)) keys.push_back(key);
   }
   return keys;
+}
+
+void ConfigReader::refuse_unknown() const {
+  const std::vector<std::string> keys = unknown();
+  if (!keys.empty()) throw ConfigError("config: " + where_ + keys.front() + " is no key that is known there");
 }
 
 }  // namespace cyfa

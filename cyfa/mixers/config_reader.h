@@ -22,7 +22,8 @@ class ConfigError : public std::invalid_argument {
 
 class ConfigReader {
  public:
-  explicit ConfigReader(const Json& config);
+  // `where`: what stands before a key in errors, for an object inside another: "attn.".
+  explicit ConfigReader(const Json& config, std::string where = "");
 
   // An absent key, or null, gives the default.
   int64_t integer(const std::string& key, int64_t otherwise, int64_t least, int64_t most);
@@ -33,6 +34,7 @@ class ConfigReader {
   bool flag(const std::string& key, bool otherwise);
   std::string word(const std::string& key, const std::string& otherwise, const std::vector<std::string>& allowed);
   const Json* object(const std::string& key);  // null where absent
+  const Json* list(const std::string& key);    // null where absent
 
   // Keys that origins have and of which this program can do one value alone; absent and null are that value too.
   void only(const std::string& key, const Json& value);
@@ -44,12 +46,23 @@ class ConfigReader {
 
   const std::set<std::string>& known() const { return known_; }
   std::vector<std::string> unknown() const;  // keys that nobody asked for
+  void refuse_unknown() const;               // throws ConfigError where there are any
+  // Every key that was asked for with the value that counts: the config's own, or the default.
+  const Json& resolved() const { return resolved_; }
 
  private:
   const Json* find(const std::string& key);
 
+  template <class T>
+  T resolve(const std::string& key, T value) {
+    resolved_[key] = value;
+    return value;
+  }
+
   const Json& config_;
+  std::string where_;
   std::set<std::string> known_;
+  Json resolved_ = Json::object();
 };
 
 }  // namespace cyfa

@@ -7,7 +7,7 @@ namespace {
 
 struct Config {
   BackboneShape backbone;
-  int64_t heads = 16, K = 0, V = 0;
+  HeadShape shape;
   ShortConvConfig conv;
   std::string activation;  // qk_activation
   bool sum_norm = false;   // qk_norm: "l2" or "sum"
@@ -16,34 +16,35 @@ struct Config {
   bool gate = false;       // use_gate
 };
 
-class DeltaNet final : public StreamMixer {
+class DeltaNet final : public QkvMixer {
  public:
   DeltaNet(const Config& c, const ParameterScope& scope) : c_(c) {
-    const int64_t D = c.backbone.hidden_size;
+    const int64_t D = c.backbone.hidden_size, H = c.shape.heads, K = c.shape.K, V = c.shape.V;
     const Init normal = Init::normal(c.backbone.initializer_range);
-    add_streams(scope, c.backbone, {c.heads * c.K, c.heads * c.K, c.heads * c.V}, c.conv);
-    memory_ = keep_memory({c.heads, c.K, c.V});
-    if (c.beta) b_proj_ = scope.matrix("b_proj.weight", {c.heads, D}, normal);
-    if (c.gate) g_proj_ = scope.matrix("g_proj.weight", {c.heads * c.V, D}, normal);
-    norm_ = scope.other("o_norm.weight", {c.V}, Init::ones());
-    o_proj_ = scope.matrix("o_proj.weight", {D, c.heads * c.V}, normal);
+    add_qkv(scope, c.backbone, {H * K, H * K, H * V}, c.conv);
+    memory_ = keep_memory({H, K, V});
+    if (c.beta) b_proj_ = scope.matrix("b_proj.weight", {H, D}, normal);
+    if (c.gate) g_proj_ = scope.matrix("g_proj.weight", {H * V, D}, normal);
+    norm_ = scope.other("o_norm.weight", {V}, Init::ones());
+    o_proj_ = scope.matrix("o_proj.weight", {D, H * V}, normal);
   }
 
   at::Tensor mix(Call& call) const override {
     std::vector<Call::Projection> others;
-    if (c_.beta) others.push_back({b_proj_, {}});
-    if (c_.gate) others.push_back({g_proj_, {}});
-    const std::vector<at::Tensor> y = project(call, {false, false, true}, others);
-    const at::Tensor q = normed(feature_map(c_.activation, split_heads(y[0], c_.heads)));
-    const at::Tensor k = normed(feature_map(c_.activation, split_heads(y[1], c_.heads)));
-    const at::Tensor beta = c_.beta ? ops::sigmoid_gate(y[3]) : at::ones_like(q.select(-1, 0));
-    const at::Tensor o = call.delta_rule(memory_, q, k, split_heads(y[2], c_.heads), beta * c_.beta_factor);
-    const at::Tensor out = c_.gate ? gated_norm(o, call[norm_], c_.backbone.norm_eps, split_heads(y.back(), c_.heads), false)
+    if (c_.beta) others.emplace_back(b_proj_);
+    if (c_.gate) others.emplace_back(g_proj_);
+    Qkv y = project(call, {false, false, true}, others);
+    const int64_t H = c_.shape.heads;
+    const at::Tensor q = normed(feature_map(c_.activation, split_heads(y.q, H)));
+    const at::Tensor k = normed(feature_map(c_.activation, split_heads(y.k, H)));
+    const at::Tensor beta = c_.beta ? ops::sigmoid_gate(y[b_proj_]) : at::ones_like(q.select(-1, 0));
+    const at::Tensor o = call.recurrence("delta_rule", memory_, {.q = q, .k = k, .v = split_heads(y.v, H), .beta = beta * c_.beta_factor});
+    const at::Tensor out = c_.gate ? gated_norm(o, call[norm_], c_.backbone.norm_eps, split_heads(y[g_proj_], H), false)
                                    : ops::rms_norm(o, call[norm_], c_.backbone.norm_eps);
     return call.linear(join_heads(out), o_proj_);
   }
 
-  double flops_per_token() const override { return delta_rule_flops(c_.heads, c_.K, c_.V); }
+  double flops_per_token() const override { return delta_rule_flops(c_.shape.heads, c_.shape.K, c_.shape.V); }
 
  private:
   at::Tensor normed(const at::Tensor& x) const { return c_.sum_norm ? x / x.abs().sum(-1, true).clamp_min(1e-6) : l2_norm(x); }
@@ -58,9 +59,7 @@ class DeltaNet final : public StreamMixer {
 MixerFactory read_delta_net(ConfigReader& config, const BackboneShape& backbone) {
   Config c;
   c.backbone = backbone;
-  c.heads = config.integer("num_heads", c.heads, 1, 1 << 20);
-  c.K = head_width(config, "expand_k", 1, backbone.hidden_size, c.heads);
-  c.V = head_width(config, "expand_v", 1, backbone.hidden_size, c.heads);
+  c.shape = HeadShape::of_model_width(config, backbone, {.heads = 16, .expand_k = 1, .expand_v = 1, .grouped = false});
   c.conv = ShortConvConfig::read(config, true);
   c.activation = config.word("qk_activation", "silu", {"silu", "relu", "elu", "identity"});
   c.sum_norm = config.word("qk_norm", "l2", {"l2", "sum"}) == "sum";
@@ -69,7 +68,7 @@ MixerFactory read_delta_net(ConfigReader& config, const BackboneShape& backbone)
   c.gate = config.flag("use_gate", c.gate);
   config.only("use_output_norm", true);
   fla_bookkeeping(config);
-  return [c](const ParameterScope& scope, int64_t) { return std::make_unique<DeltaNet>(c, scope); };
+  return [c](const ParameterScope& scope) { return std::make_unique<DeltaNet>(c, scope); };
 }
 
 }  // namespace cyfa

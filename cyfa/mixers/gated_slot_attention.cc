@@ -7,39 +7,40 @@ namespace {
 
 struct Config {
   BackboneShape backbone;
-  int64_t heads = 4, groups = 4, K = 0, V = 0, slots = 64;
+  HeadShape shape;
+  int64_t slots = 64;
   std::string feature_map;
   ShortConvConfig conv;
   double normalizer = 8;
 };
 
-class GatedSlotAttention final : public StreamMixer {
+class GatedSlotAttention final : public QkvMixer {
  public:
   GatedSlotAttention(const Config& c, const ParameterScope& scope) : c_(c) {
+    const auto [H, G, K, V] = c.shape;
     const int64_t D = c.backbone.hidden_size;
     const Init normal = Init::normal(c.backbone.initializer_range);
-    add_streams(scope, c.backbone, {c.heads * c.K, c.groups * c.K, c.groups * c.V}, c.conv);
-    memory_.keys = keep_memory({c.heads, c.K, c.slots}, "k");
-    memory_.values = keep_memory({c.heads, c.slots, c.V}, "v");
-    f_proj_ = scope.matrix("f_proj.weight", {c.groups * c.slots, D}, normal);
-    norm_ = scope.other("g_norm.weight", {c.heads * c.V}, Init::ones());
-    o_proj_ = scope.matrix("o_proj.weight", {D, c.heads * c.V}, normal);
+    add_qkv(scope, c.backbone, {H * K, G * K, G * V}, c.conv);
+    memory_.keys = keep_memory({H, K, c.slots}, "k");
+    memory_.values = keep_memory({H, c.slots, V}, "v");
+    f_proj_ = scope.matrix("f_proj.weight", {G * c.slots, D}, normal);
+    norm_ = scope.other("g_norm.weight", {H * V}, Init::ones());
+    o_proj_ = scope.matrix("o_proj.weight", {D, H * V}, normal);
   }
 
   at::Tensor mix(Call& call) const override {
-    const std::vector<at::Tensor> y = project(call, {c_.conv.on, c_.conv.on, c_.conv.on}, {{f_proj_, {}}});
-    const int64_t each = c_.heads / c_.groups;
-    const auto shared = [&](const at::Tensor& x) { return repeat_heads(split_heads(x, c_.groups), each); };
-    const at::Tensor log_alpha = log_sigmoid_gate(shared(y[3])) / c_.normalizer;
+    Qkv y = project(call, {c_.conv.on, c_.conv.on, c_.conv.on}, {f_proj_});
+    const auto shared = [&](const at::Tensor& x) { return repeat_heads(split_heads(x, c_.shape.groups), c_.shape.each()); };
+    const at::Tensor log_alpha = log_sigmoid_gate(shared(y[f_proj_])) / c_.normalizer;
     const at::Tensor o =
-        memory_.read(call, feature_map(c_.feature_map, split_heads(y[0], c_.heads)), feature_map(c_.feature_map, shared(y[1])),
-                     ops::silu(shared(y[2])), one_minus_exp(log_alpha), log_alpha, 1);
+        memory_.read(call, feature_map(c_.feature_map, split_heads(y.q, c_.shape.heads)), feature_map(c_.feature_map, shared(y.k)),
+                     ops::silu(shared(y.v)), one_minus_exp(log_alpha), log_alpha, 1);
     constexpr double kEps = 1e-5;  // of the origin's fused norm, whatever norm_eps says
     return call.linear(ops::rms_norm(ops::silu(join_heads(o)), call[norm_], kEps), o_proj_);
   }
 
   double flops_per_token() const override {
-    return linear_attention_flops(c_.heads, c_.K, c_.slots) + linear_attention_flops(c_.heads, c_.slots, c_.V);
+    return linear_attention_flops(c_.shape.heads, c_.shape.K, c_.slots) + linear_attention_flops(c_.shape.heads, c_.slots, c_.shape.V);
   }
 
  private:
@@ -53,12 +54,9 @@ class GatedSlotAttention final : public StreamMixer {
 MixerFactory read_gated_slot_attention(ConfigReader& config, const BackboneShape& backbone) {
   Config c;
   c.backbone = backbone;
-  c.heads = config.integer("num_heads", c.heads, 1, 1 << 20);
-  c.groups = read_groups(config, "num_kv_heads", c.heads);
-  c.K = head_width(config, "expand_k", 1, backbone.hidden_size, c.heads);
-  c.V = head_width(config, "expand_v", 1, backbone.hidden_size, c.heads);
-  if (c.heads * c.V != backbone.hidden_size) config.fail("expand_v", "1: the origin's output norm is as wide as the model");
-  c.slots = config.integer("num_slots", c.K, 1, 1 << 20);
+  c.shape = HeadShape::of_model_width(config, backbone, {.heads = 4, .expand_k = 1, .expand_v = 1});
+  if (c.shape.heads * c.shape.V != backbone.hidden_size) config.fail("expand_v", "1: the origin's output norm is as wide as the model");
+  c.slots = config.integer("num_slots", c.shape.K, 1, 1 << 20);
   c.feature_map = config.word("feature_map", "swish", {"swish", "relu"});
   c.conv = ShortConvConfig::read(config, false);
   c.normalizer = config.number("gate_logit_normalizer", c.normalizer, 1e-3, 1e6);
@@ -67,7 +65,7 @@ MixerFactory read_gated_slot_attention(ConfigReader& config, const BackboneShape
   config.only("clamp_min", nullptr);
   config.only("clamp_max", nullptr);
   fla_bookkeeping(config);
-  return [c](const ParameterScope& scope, int64_t) { return std::make_unique<GatedSlotAttention>(c, scope); };
+  return [c](const ParameterScope& scope) { return std::make_unique<GatedSlotAttention>(c, scope); };
 }
 
 }  // namespace cyfa

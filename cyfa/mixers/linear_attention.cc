@@ -7,7 +7,7 @@ namespace {
 
 struct Config {
   BackboneShape backbone;
-  int64_t heads = 4, groups = 4, K = 0, V = 0;
+  HeadShape shape;
   std::string feature_map;
   bool norm_q = false, norm_k = false;
 };
@@ -17,37 +17,38 @@ struct Features {
   ParameterId first = 0, first_bias = 0, second = 0, second_bias = 0;
 };
 
-class LinearAttention final : public StreamMixer {
+class LinearAttention final : public QkvMixer {
  public:
   LinearAttention(const Config& c, const ParameterScope& scope) : c_(c) {
+    const auto [H, G, K, V] = c.shape;
     const int64_t D = c.backbone.hidden_size;
     const Init normal = Init::normal(c.backbone.initializer_range);
-    add_streams(scope, c.backbone, {c.heads * c.K, c.groups * c.K, c.groups * c.V}, {});
-    memory_ = keep_memory({c.heads, c.K, c.V});
+    add_qkv(scope, c.backbone, {H * K, G * K, G * V}, {});
+    memory_ = keep_memory({H, K, V});
     if (c.feature_map == kProduct) {
       const char* names[] = {"feature_map_q", "feature_map_k"};
       for (size_t i = 0; i < 2; ++i) {
         const ParameterScope map = scope.sub(names[i]);
-        maps_[i].first = map.matrix("layer1.weight", {c.K, c.K}, normal);
-        maps_[i].first_bias = map.other("layer1.bias", {c.K}, Init::zeros());
-        maps_[i].second = map.matrix("layer2.weight", {c.K, c.K}, normal);
-        maps_[i].second_bias = map.other("layer2.bias", {c.K}, Init::zeros());
+        maps_[i].first = map.matrix("layer1.weight", {K, K}, normal);
+        maps_[i].first_bias = map.other("layer1.bias", {K}, Init::zeros());
+        maps_[i].second = map.matrix("layer2.weight", {K, K}, normal);
+        maps_[i].second_bias = map.other("layer2.bias", {K}, Init::zeros());
       }
     }
-    norm_ = scope.other("norm.weight", {c.V}, Init::ones());
-    o_proj_ = scope.matrix("o_proj.weight", {D, c.heads * c.V}, normal);
+    norm_ = scope.other("norm.weight", {V}, Init::ones());
+    o_proj_ = scope.matrix("o_proj.weight", {D, H * V}, normal);
   }
 
   at::Tensor mix(Call& call) const override {
-    const std::vector<at::Tensor> y = project(call, {false, false, false});
-    const int64_t each = c_.heads / c_.groups;
-    const at::Tensor q = features(call, 0, split_heads(y[0], c_.heads), c_.norm_q);
-    const at::Tensor k = features(call, 1, repeat_heads(split_heads(y[1], c_.groups), each), c_.norm_k);
-    const at::Tensor o = call.la(memory_, q, k, repeat_heads(split_heads(y[2], c_.groups), each));
+    const Qkv y = project(call, {false, false, false});
+    const auto shared = [&](const at::Tensor& x) { return repeat_heads(split_heads(x, c_.shape.groups), c_.shape.each()); };
+    const at::Tensor q = features(call, 0, split_heads(y.q, c_.shape.heads), c_.norm_q);
+    const at::Tensor k = features(call, 1, shared(y.k), c_.norm_k);
+    const at::Tensor o = call.recurrence("la", memory_, {.q = q, .k = k, .v = shared(y.v)});
     return call.linear(join_heads(ops::rms_norm(o, call[norm_], c_.backbone.norm_eps)), o_proj_);
   }
 
-  double flops_per_token() const override { return linear_attention_flops(c_.heads, c_.K, c_.V); }
+  double flops_per_token() const override { return linear_attention_flops(c_.shape.heads, c_.shape.K, c_.shape.V); }
 
   static constexpr const char* kProduct = "elementwise_product";
 
@@ -71,17 +72,14 @@ class LinearAttention final : public StreamMixer {
 MixerFactory read_linear_attention(ConfigReader& config, const BackboneShape& backbone) {
   Config c;
   c.backbone = backbone;
-  c.heads = config.integer("num_heads", c.heads, 1, 1 << 20);
-  c.groups = read_groups(config, "num_kv_heads", c.heads);
-  c.K = head_width(config, "expand_k", 1, backbone.hidden_size, c.heads);
-  c.V = head_width(config, "expand_v", 1, backbone.hidden_size, c.heads);
+  c.shape = HeadShape::of_model_width(config, backbone, {.heads = 4, .expand_k = 1, .expand_v = 1});
   c.feature_map = config.word("feature_map", LinearAttention::kProduct, {LinearAttention::kProduct, "identity", "relu", "elu"});
   c.norm_q = config.flag("norm_q", false);
   c.norm_k = config.flag("norm_k", false);
   config.only("tie_feature_map_qk", false);
   config.only("norm_feature_map", false);
   fla_bookkeeping(config);
-  return [c](const ParameterScope& scope, int64_t) { return std::make_unique<LinearAttention>(c, scope); };
+  return [c](const ParameterScope& scope) { return std::make_unique<LinearAttention>(c, scope); };
 }
 
 }  // namespace cyfa

@@ -3,31 +3,29 @@
 #include <numbers>
 
 #include "cyfa/mixers/parts.h"
-#include "cyfa/ops/recurrence/scalar_gated_la.h"
 
 namespace cyfa {
 namespace {
 
 struct Config {
   BackboneShape backbone;
-  int64_t heads = 0, P = 64, N = 128, groups = 1;  // head_dim, state_size, n_groups
-  int64_t rank = 1;                                // mimo_rank where is_mimo
+  MambaHeads shape;
+  int64_t N = 128;   // state_size
+  int64_t rank = 1;  // mimo_rank where is_mimo
   bool mimo = false;
   int64_t angles = 32;  // rotated pairs: state_size * rope_fraction / 2
   double A_floor = 1e-4;
   bool bias = false;
   bool rescale = true;  // rescale_prenorm_residual
-
-  int64_t inner() const { return heads * P; }
 };
 
 // S_t = a_t S_{t-1} + sum over r of a_t (1 - lambda_t) dt_t k_{t-1,r} v_{t-1,r}^T + c_t k_{t,r} v_{t,r}^T with c = lambda dt.
-class Mamba3 final : public CallMixer {
+class Mamba3 final : public Mixer {
  public:
   Mamba3(const Config& c, const ParameterScope& scope) : c_(c) {
-    const int64_t D = c.backbone.hidden_size, I = c.inner(), H = c.heads, R = c.rank;
+    const int64_t D = c.backbone.hidden_size, I = c.shape.inner(), H = c.shape.heads, P = c.shape.P, G = c.shape.groups, R = c.rank;
     const Init normal = Init::normal(c.backbone.initializer_range);
-    widths_ = {I, I, R * c.groups * c.N, R * c.groups * c.N, H, H, H, c.angles};
+    widths_ = {I, I, R * G * c.N, R * G * c.N, H, H, H, c.angles};
     const int64_t all = c10::sum_integers(widths_);
     in_proj_ = scope.matrix("in_proj.weight", {all, D}, normal);
     if (c.bias) in_bias_ = scope.other("in_proj.bias", {all}, Init::zeros());
@@ -38,46 +36,46 @@ class Mamba3 final : public CallMixer {
     C_norm_ = scope.other("C_norm.weight", {c.N}, Init::ones());
     if (c.mimo) {
       const double share = 1 / static_cast<double>(R);
-      mimo_x_ = scope.other("mimo_x", {H, R, c.P}, Init::constant(share), true);
-      mimo_z_ = scope.other("mimo_z", {H, R, c.P}, Init::ones(), true);
-      mimo_o_ = scope.other("mimo_o", {H, R, c.P}, Init::constant(share), true);
+      mimo_x_ = scope.other("mimo_x", {H, R, P}, Init::constant(share), true);
+      mimo_z_ = scope.other("mimo_z", {H, R, P}, Init::ones(), true);
+      mimo_o_ = scope.other("mimo_o", {H, R, P}, Init::constant(share), true);
     }
     D_ = scope.other("D", {H}, Init::ones());
     const auto depth = static_cast<double>(c.backbone.layers), width = static_cast<double>(I);
     out_proj_ = scope.matrix("out_proj.weight", {D, I}, c.rescale ? Init::uniform(1 / std::sqrt(width * depth)) : normal);
     if (c.bias) out_bias_ = scope.other("out_proj.bias", {D}, Init::zeros());
-    memory_ = keep_memory({H, c.N, c.P});
-    angle_ = keep({"angle", {H, c.angles}, at::kDouble, false});
-    last_k_ = keep({"last_k", {R, H, c.N}, at::kFloat, false});
-    last_x_ = keep({"last_x", {H, c.P}, at::kFloat, false});
+    memory_ = keep_memory({H, c.N, P});
+    angle_ = keep({.name = "angle", .shape = {H, c.angles}, .dtype = at::kDouble, .memory = false});
+    last_k_ = keep({.name = "last_k", .shape = {R, H, c.N}, .memory = false});
+    last_x_ = keep({.name = "last_x", .shape = {H, P}, .memory = false});
   }
 
   at::Tensor mix(Call& call) const override {
-    const int64_t H = c_.heads, R = c_.rank, N = c_.N, P = c_.P;
+    const int64_t H = c_.shape.heads, R = c_.rank, N = c_.N, P = c_.shape.P;
     const at::Tensor all = call.linear(call.x(), in_proj_, c_.bias ? std::optional(in_bias_) : std::nullopt);
-    const std::vector<at::Tensor> y = all.split_with_sizes(widths_, -1);  // z, x, B, C, dt, A, trap, angles
+    const auto [z, x, B, C, time_step, A, trap, turns] = split<8>(all, widths_);
     Tokens t;
-    t.dt = softplus_gate(y[4], call[dt_bias_]);
-    t.log_alpha = t.dt * -softplus_gate(y[5], at::zeros_like(call[dt_bias_])).clamp_min(c_.A_floor);
-    const at::Tensor lambda = ops::sigmoid_gate(y[6]);
+    t.dt = softplus_gate(time_step, call[dt_bias_]);
+    t.log_alpha = t.dt * -softplus_gate(A, at::zeros_like(call[dt_bias_])).clamp_min(c_.A_floor);
+    const at::Tensor lambda = ops::sigmoid_gate(trap);
     t.own = lambda * t.dt;
     t.next = (1 - lambda) * t.dt;
-    const at::Tensor angle = accumulate(call, (tanh_gate(y[7]).unsqueeze(-2) * t.dt.unsqueeze(-1)).to(at::kDouble) * std::numbers::pi);
+    const at::Tensor angle = accumulate(call, (tanh_gate(turns).unsqueeze(-2) * t.dt.unsqueeze(-1)).to(at::kDouble) * std::numbers::pi);
     const auto by = turn(angle, at::promote_types(call.x().scalar_type(), at::kFloat));
-    t.k = turned(call, y[2], B_norm_, B_bias_, by);
-    t.q = turned(call, y[3], C_norm_, C_bias_, by);
-    t.x = split_heads(y[1], H);
+    t.k = turned(call, B, B_norm_, B_bias_, by);
+    t.q = turned(call, C, C_norm_, C_bias_, by);
+    t.x = split_heads(x, H);
     t.v = ranks(call, t.x, mimo_x_);
     const at::Tensor S = call.is_step() ? step_memory(call, t) : read_memory(call, t);  // [.., R, H, P]
     const at::Tensor skipped = S + t.v * call[D_].to(S.scalar_type()).view({H, 1});
-    const at::Tensor gated = ops::swiglu(ranks(call, split_heads(y[0], H), mimo_z_), skipped);
+    const at::Tensor gated = ops::swiglu(ranks(call, split_heads(z, H), mimo_z_), skipped);
     const at::Tensor o = c_.mimo ? (gated * by_rank(call, mimo_o_, gated)).sum(-3) : gated.squeeze(-3);
     call.after(last_k_, call.last(t.k.flatten(-3), last_k_).view({-1, R, H, N}));
     call.after(last_x_, call.last(t.x.flatten(-2), last_x_).view({-1, H, P}));
     return call.linear(join_heads(o), out_proj_, c_.bias ? std::optional(out_bias_) : std::nullopt);
   }
 
-  double flops_per_token() const override { return static_cast<double>(c_.rank) * linear_attention_flops(c_.heads, c_.N, c_.P); }
+  double flops_per_token() const override { return static_cast<double>(c_.rank) * linear_attention_flops(c_.shape.heads, c_.N, c_.shape.P); }
 
  private:
   // Of each token: q, k [.., R, H, N], v [.., R, H, P], x [.., H, P]; the others [.., H]. `own` is c, `next` is (1 - lambda) dt.
@@ -105,8 +103,8 @@ class Mamba3 final : public CallMixer {
   // B or C [.., R * G * N]: norm, a bias of each head and rank, rotation. SISO turns neighbours, MIMO halves.
   at::Tensor turned(Call& call, const at::Tensor& x, ParameterId norm, ParameterId bias,
                     const std::pair<at::Tensor, at::Tensor>& by) const {
-    const at::Tensor normed = ops::rms_norm(split_heads(split_heads(x, c_.rank), c_.groups), call[norm], kNormEps);  // [.., R, G, N]
-    const at::Tensor y = (c_.groups == 1 ? normed : repeat_heads(normed, c_.heads / c_.groups)) + by_rank(call, bias, normed);
+    const at::Tensor normed = ops::rms_norm(split_heads(split_heads(x, c_.rank), c_.shape.groups), call[norm], kNormEps);  // [.., R, G, N]
+    const at::Tensor y = (c_.shape.groups == 1 ? normed : repeat_heads(normed, c_.shape.heads / c_.shape.groups)) + by_rank(call, bias, normed);
     const int64_t pairs = c_.N / 2, axis = c_.mimo ? -2 : -1;
     std::vector<int64_t> shape = y.sizes().vec();
     shape.back() = c_.mimo ? 2 : pairs;
@@ -132,14 +130,14 @@ class Mamba3 final : public CallMixer {
     } else if (first.defined()) {
       sum = sum + first.unsqueeze(1);
     }
-    call.after(angle_, call.last(sum.flatten(-2), angle_).remainder(kTurn).view({-1, c_.heads, c_.angles}));
+    call.after(angle_, call.last(sum.flatten(-2), angle_).remainder(kTurn).view({-1, c_.shape.heads, c_.angles}));
     return sum;
   }
 
   // What a token reads of earlier ones is a pass of the op in which its place holds the writes of the token before it: w = c of that token
   // and (1 - lambda) dt of this one, decayed by this one. What it wrote itself is added, and at the end goes into the state.
   at::Tensor read_memory(Call& call, const Tokens& t) const {
-    const int64_t B = t.q.size(0), T = t.q.size(1), H = c_.heads, R = c_.rank, N = c_.N, P = c_.P;
+    const int64_t B = t.q.size(0), T = t.q.size(1), H = c_.shape.heads, R = c_.rank, N = c_.N, P = c_.shape.P;
     const auto each_rank = [](const at::Tensor& x, at::ScalarType type) {
       return x.unsqueeze(-2).unsqueeze(-1).to(type);
     };  // [.., H] to [.., 1, H, 1]
@@ -148,18 +146,17 @@ class Mamba3 final : public CallMixer {
     const at::Tensor weight = (call.preceding(t.own, std::nullopt) + t.next) * at::exp(t.log_alpha);
     const at::Tensor v = ranks(call, x, mimo_x_) * each_rank(weight, x.scalar_type());
     const at::Tensor first_rank = at::constant_pad_nd(t.log_alpha.unsqueeze(2), {0, 0, 0, R - 1}, 0);  // a token decays once
-    ops::ScalarGatedLaInputs in{t.q.reshape({B, T * R, H, N}),
-                                k.reshape({B, T * R, H, N}),
-                                v.reshape({B, T * R, H, P}),
-                                first_rank.reshape({B, T * R, H}),
-                                std::nullopt,
-                                std::nullopt};
+    ops::RecurrenceInputs in;
+    in.q = t.q.reshape({B, T * R, H, N});
+    in.k = k.reshape({B, T * R, H, N});
+    in.v = v.reshape({B, T * R, H, P});
+    in.log_alpha = first_rank.reshape({B, T * R, H});
     if (call.cu_seqlens()) in.cu_seqlens = *call.cu_seqlens() * R;
     const at::ScalarType type = at::promote_types(t.dt.scalar_type(), at::kFloat);
     if (call.before(memory_).defined()) in.initial_state = call.before(memory_).to(type);
     ops::RecurrenceOptions options;
     options.scale = 1;
-    const ops::ScalarGatedLaOutput out = ops::scalar_gated_la(in, options);
+    const ops::RecurrenceOutput out = ops::run_recurrence(ops::recurrence_of("scalar_gated_la"), in, options);
     // A rank sees those before it of the token before; the others are added here.
     const at::Tensor q = t.q.transpose(2, 3);  // [B, T, H, R, N]
     const auto read = [&](const at::Tensor& keys, const at::Tensor& values, const at::Tensor& mask) {
@@ -186,15 +183,14 @@ class Mamba3 final : public CallMixer {
                      before_v = ranks(call, call.before(last_x_).to(t.x.scalar_type()), mimo_x_);
     const at::Tensor alpha = one_minus_exp(t.log_alpha);
     const at::Tensor by = t.next - t.next * alpha;
-    for (int64_t r = 0; r < R; ++r) {
-      call.scalar_gated_la(memory_, nothing, before.select(1, r), before_v.select(1, r) * by.unsqueeze(-1), r == 0 ? t.log_alpha : keep,
-                           options);
-    }
+    const auto pass = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_alpha) {
+      return call.recurrence("scalar_gated_la", memory_, {.q = q, .k = k, .v = v, .log_alpha = log_alpha}, options);
+    };
     for (int64_t r = 0; r < R; ++r)
-      call.scalar_gated_la(memory_, nothing, t.k.select(1, r), t.v.select(1, r) * t.own.unsqueeze(-1), keep, options);
+      pass(nothing, before.select(1, r), before_v.select(1, r) * by.unsqueeze(-1), r == 0 ? t.log_alpha : keep);
+    for (int64_t r = 0; r < R; ++r) pass(nothing, t.k.select(1, r), t.v.select(1, r) * t.own.unsqueeze(-1), keep);
     std::vector<at::Tensor> o;
-    for (int64_t r = 0; r < R; ++r)
-      o.push_back(call.scalar_gated_la(memory_, t.q.select(1, r), nothing, at::zeros_like(t.x), keep, options));
+    for (int64_t r = 0; r < R; ++r) o.push_back(pass(t.q.select(1, r), nothing, at::zeros_like(t.x), keep));
     return at::stack(o, 1);
   }
 
@@ -213,15 +209,9 @@ MixerFactory read_mamba3(ConfigReader& config, const BackboneShape& backbone) {
   constexpr int64_t kMost = 1 << 20;
   Config c;
   c.backbone = backbone;
-  c.P = config.integer("head_dim", c.P, 1, kMost);
-  const int64_t inner = head_width(config, "expand", 2, backbone.hidden_size, 1);
-  if (inner % c.P != 0) config.fail("head_dim", "a divisor of expand * hidden_size = " + std::to_string(inner));
-  c.heads = inner / c.P;
-  if (config.integer("num_heads", c.heads, 0, kMost) != c.heads)
-    config.fail("num_heads", std::to_string(c.heads) + " = expand * hidden_size / head_dim");
+  c.shape = MambaHeads::read(config, backbone);
   c.N = config.integer("state_size", c.N, 4, kMost);
   if (c.N % 2 != 0) config.fail("state_size", "an even number: rotations turn pairs");
-  c.groups = read_groups(config, "n_groups", c.heads, 1);
   c.mimo = config.flag("is_mimo", c.mimo);
   const int64_t rank = config.integer("mimo_rank", 4, 1, 256);
   c.rank = c.mimo ? rank : 1;
@@ -236,7 +226,7 @@ MixerFactory read_mamba3(ConfigReader& config, const BackboneShape& backbone) {
   config.only("dt_max", 0.1);
   config.only("dt_init_floor", 1e-4);
   config.bookkeeping({"chunk_size", "residual_in_fp32"});
-  return [c](const ParameterScope& scope, int64_t) { return std::make_unique<Mamba3>(c, scope); };
+  return [c](const ParameterScope& scope) { return std::make_unique<Mamba3>(c, scope); };
 }
 
 }  // namespace cyfa

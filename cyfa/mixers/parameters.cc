@@ -1,6 +1,7 @@
 #include "cyfa/mixers/parameters.h"
 
-#include <algorithm>
+#include <array>
+#include <cstdio>
 #include <numeric>
 #include <stdexcept>
 
@@ -8,11 +9,37 @@ namespace cyfa {
 
 int64_t ParameterSpec::numel() const { return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()); }
 
+std::string Init::text() const {
+  const auto number = [](double x) {
+    std::array<char, 32> digits = {};
+    std::snprintf(digits.data(), digits.size(), "%g", x);
+    return std::string(digits.data());
+  };
+  switch (kind) {
+    case Kind::kNormal: return "normal(" + number(value) + ")";
+    case Kind::kZeros: return "zeros";
+    case Kind::kConstant: return "constant(" + number(value) + ")";
+    case Kind::kIdentity: return "identity";
+    case Kind::kLogUniform: return "log_uniform(" + number(low) + ", " + number(value) + ")";
+    case Kind::kUniform: return "uniform(" + number(value) + ")";
+    case Kind::kTimeStep: return "time_step";
+  }
+  return "unknown";
+}
+
 ParameterId ParameterTable::add(ParameterSpec spec) {
-  const bool taken = std::any_of(specs_.begin(), specs_.end(), [&](const ParameterSpec& s) { return s.name == spec.name; });
-  if (taken) throw std::logic_error("parameter " + spec.name + " is declared twice");
+  if (!names_.insert(spec.name).second) throw std::logic_error("parameter " + spec.name + " is declared twice");
   specs_.push_back(std::move(spec));
   return specs_.size() - 1;
+}
+
+ParameterId ParameterTable::append(const std::string& prefix, const ParameterTable& other) {
+  const ParameterId first = specs_.size();
+  for (ParameterSpec spec : other.specs_) {
+    spec.name = prefix + spec.name;
+    add(std::move(spec));
+  }
+  return first;
 }
 
 int64_t ParameterTable::numel() const {

@@ -5,6 +5,7 @@
 #include <torch/types.h>
 
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 namespace cyfa {
@@ -32,6 +33,8 @@ struct Init {
   static Init log_uniform(double low, double top) { return {Kind::kLogUniform, top, low}; }
   static Init uniform(double bound) { return {Kind::kUniform, bound, 0}; }
   static Init time_step() { return {Kind::kTimeStep, 0, 0}; }
+
+  std::string text() const;  // "normal(0.02)", "zeros"
 };
 
 enum class Role {
@@ -55,27 +58,23 @@ using ParameterId = size_t;
 class ParameterTable {
  public:
   ParameterId add(ParameterSpec spec);  // throws std::logic_error for a name that is taken
+  // The rows of another table under a common prefix; returns the place of the first.
+  ParameterId append(const std::string& prefix, const ParameterTable& other);
   const std::vector<ParameterSpec>& specs() const { return specs_; }
   int64_t numel() const;
 
-  // Matrices that are multiplied with the same input, or a parameter alone: a training step on a GPU finds them in Weights::packed and adds
-  // their gradients there (cyfa/engine/sm90/packed.h). Only for parameters that are computed with in this way alone.
-  void pack(std::vector<ParameterId> members) { packs_.push_back(std::move(members)); }
-  const std::vector<std::vector<ParameterId>>& packs() const { return packs_; }
-
  private:
   std::vector<ParameterSpec> specs_;
-  std::vector<std::vector<ParameterId>> packs_;
+  std::unordered_set<std::string> names_;
 };
 
-// Adds parameters under a common prefix: "model.layers.3.attn.".
+// Adds parameters under a common prefix: "attn.q_proj.".
 class ParameterScope {
  public:
   ParameterScope(ParameterTable& table, std::string prefix) : table_(table), prefix_(std::move(prefix)) {}
 
   ParameterId matrix(const std::string& name, std::vector<int64_t> shape, Init init) const;  // weight decay
   ParameterId other(const std::string& name, std::vector<int64_t> shape, Init init, bool weight_decay = false) const;
-  void pack(std::vector<ParameterId> members) const { table_.pack(std::move(members)); }
   ParameterScope sub(const std::string& name) const { return {table_, prefix_ + name + "."}; }
 
  private:

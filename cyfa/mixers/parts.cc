@@ -25,6 +25,7 @@ at::Tensor each(const at::Tensor& x, const F& torch, const G& exact) {
 }
 
 constexpr double kChunk = 64;
+constexpr int64_t kMostHeads = 1 << 20;  // far above any real config
 
 }  // namespace
 
@@ -106,8 +107,44 @@ int64_t read_groups(ConfigReader& config, const char* key, int64_t heads, int64_
   return groups;
 }
 
+HeadShape HeadShape::of_model_width(ConfigReader& config, const BackboneShape& backbone, const Shares& otherwise) {
+  HeadShape s;
+  s.heads = config.integer("num_heads", otherwise.heads, 1, kMostHeads);
+  s.groups = otherwise.grouped ? read_groups(config, "num_kv_heads", s.heads) : s.heads;
+  s.K = head_width(config, "expand_k", otherwise.expand_k, backbone.hidden_size, s.heads);
+  s.V = head_width(config, "expand_v", otherwise.expand_v, backbone.hidden_size, s.heads);
+  return s;
+}
+
+HeadShape HeadShape::of_head_dim(ConfigReader& config, const Widths& otherwise) {
+  HeadShape s;
+  s.heads = s.groups = config.integer("num_heads", otherwise.heads, 1, kMostHeads);
+  const int64_t width = config.integer("head_dim", otherwise.head_dim, 1, kMostHeads);
+  const auto expanded = [&](const char* key, double factor) {
+    if (!otherwise.truncated) return head_width(config, key, factor, width, 1);
+    const double scaled = static_cast<double>(width) * config.number(key, factor, 0, 64);
+    if (scaled < 1) config.fail(key, "a factor that leaves a head at least one number wide");
+    return static_cast<int64_t>(scaled);
+  };
+  s.K = otherwise.expand_k == 0 ? width : expanded("expand_k", otherwise.expand_k);
+  s.V = expanded("expand_v", otherwise.expand_v);
+  return s;
+}
+
+MambaHeads MambaHeads::read(ConfigReader& config, const BackboneShape& backbone) {
+  MambaHeads s;
+  s.P = config.integer("head_dim", s.P, 1, kMostHeads);
+  const int64_t inner = head_width(config, "expand", 2, backbone.hidden_size, 1);
+  if (inner % s.P != 0) config.fail("head_dim", "a divisor of expand * hidden_size = " + std::to_string(inner));
+  s.heads = inner / s.P;
+  if (config.integer("num_heads", s.heads, 0, kMostHeads) != s.heads)
+    config.fail("num_heads", std::to_string(s.heads) + " = expand * hidden_size / head_dim");
+  s.groups = read_groups(config, "n_groups", s.heads, 1);
+  return s;
+}
+
 int64_t read_value_heads(ConfigReader& config, int64_t heads) {
-  const int64_t value_heads = config.integer("num_v_heads", heads, 1, 1 << 20);
+  const int64_t value_heads = config.integer("num_v_heads", heads, 1, kMostHeads);
   if (value_heads % heads != 0) config.fail("num_v_heads", "a multiple of num_heads = " + std::to_string(heads));
   return value_heads;
 }
@@ -124,8 +161,8 @@ ShortConvConfig ShortConvConfig::read(ConfigReader& config, bool otherwise) {
   return c;
 }
 
-Stream::Stream(const ParameterScope& scope, const std::string& letter, int64_t hidden_size, int64_t width, const ShortConvConfig& conv,
-               double deviation)
+ConvProjection::ConvProjection(const ParameterScope& scope, const std::string& letter, int64_t hidden_size, int64_t width,
+                               const ShortConvConfig& conv, double deviation)
     : letter_(letter), width_(width), conv_(conv) {
   projection_ = scope.matrix(letter + "_proj.weight", {width, hidden_size}, Init::normal(deviation));
   if (!conv.on) return;
@@ -133,33 +170,34 @@ Stream::Stream(const ParameterScope& scope, const std::string& letter, int64_t h
   if (conv.bias) bias_ = scope.other(letter + "_conv1d.bias", {width}, Init::zeros());
 }
 
-std::optional<StateSpec> Stream::tail() const {
+std::optional<StateSpec> ConvProjection::tail() const {
   if (!conv_.on) return std::nullopt;
-  return StateSpec{letter_ + "_conv", {conv_.size - 1, width_}, at::kFloat, false};
+  return StateSpec{.name = letter_ + "_conv", .shape = {conv_.size - 1, width_}, .memory = false};
 }
 
-at::Tensor Stream::finish(Call& call, const at::Tensor& projected, bool silu) const {
+at::Tensor ConvProjection::finish(Call& call, const at::Tensor& projected, bool silu) const {
   const at::Tensor y = conv_.on ? call.short_conv(projected, weight_, conv_.bias ? std::optional(bias_) : std::nullopt, part_) : projected;
   return silu ? ops::silu(y) : y;
 }
 
-void StreamMixer::add_streams(const ParameterScope& scope, const BackboneShape& backbone, const std::array<int64_t, 3>& widths,
-                              const ShortConvConfig& conv) {
+void QkvMixer::add_qkv(const ParameterScope& scope, const BackboneShape& backbone, const std::array<int64_t, 3>& widths,
+                       const ShortConvConfig& conv) {
   const char* letters[] = {"q", "k", "v"};
-  for (size_t i = 0; i < streams_.size(); ++i) {
-    streams_[i] = Stream(scope, letters[i], backbone.hidden_size, widths[i], conv, backbone.initializer_range);
-    if (std::optional<StateSpec> tail = streams_[i].tail()) streams_[i].place(keep(std::move(*tail)));
+  for (size_t i = 0; i < qkv_.size(); ++i) {
+    qkv_[i] = ConvProjection(scope, letters[i], backbone.hidden_size, widths[i], conv, backbone.initializer_range);
+    if (std::optional<StateSpec> tail = qkv_[i].tail()) qkv_[i].place(keep(std::move(*tail)));
   }
 }
 
-std::vector<at::Tensor> StreamMixer::project(Call& call, const std::array<bool, 3>& silu,
-                                             const std::vector<Call::Projection>& others) const {
+QkvMixer::Qkv QkvMixer::project(Call& call, const std::array<bool, 3>& silu, const std::vector<Call::Projection>& others,
+                                Call::When when) const {
   std::vector<Call::Projection> all;
-  for (const Stream& stream : streams_) all.push_back(stream.projection());
+  for (const ConvProjection& p : qkv_) all.emplace_back(p.projection());
   all.insert(all.end(), others.begin(), others.end());
-  std::vector<at::Tensor> y = call.project(all);
-  for (size_t i = 0; i < streams_.size(); ++i) y[i] = streams_[i].finish(call, y[i], silu[i]);
-  return y;
+  Call::Projections y = call.project(all, when);
+  std::array<at::Tensor, 3> done;
+  for (size_t i = 0; i < qkv_.size(); ++i) done[i] = qkv_[i].finish(call, y[qkv_[i].projection()], silu[i]);
+  return {done[0], done[1], done[2], std::move(y)};
 }
 
 at::Tensor SlotMemory::read(Call& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& s,
@@ -167,13 +205,13 @@ at::Tensor SlotMemory::read(Call& call, const at::Tensor& q, const at::Tensor& k
   ops::RecurrenceOptions options;
   options.scale = scale;
   const at::Tensor writes = s.to(k.scalar_type());
-  at::Tensor logits = call.column_gated_la(keys, q, k, writes, log_alpha, options).to(at::promote_types(k.scalar_type(), at::kFloat));
+  at::Tensor logits = call.recurrence("column_gated_la", keys, {.q = q, .k = k, .v = writes, .log_alpha = log_alpha}, options).to(at::promote_types(k.scalar_type(), at::kFloat));
   if (rescale.defined()) logits = logits * rescale;
   if (hidden.defined()) logits = logits + hidden;
   at::Tensor weights = at::softmax(logits, -1);
   if (rescale.defined()) weights = weights * rescale;
   options.scale = 1;
-  return call.row_gated_la(values, weights.to(v.scalar_type()), writes, v, log_alpha, options);
+  return call.recurrence("row_gated_la", values, {.q = weights.to(v.scalar_type()), .k = writes, .v = v, .log_alpha = log_alpha}, options);
 }
 
 at::Tensor gated_norm(const at::Tensor& o, const at::Tensor& weight, double eps, const at::Tensor& gate, bool sigmoid) {

@@ -1,4 +1,4 @@
-// Parts that several mixers share: heads, ShortConv streams, rotary positions, gates, norms of an output. Each works on whole sequences
+// Parts that several mixers share: heads, convolved projections, rotary positions, gates, norms of an output. Each works on whole sequences
 // ([B, T, ..]) and on steps ([B, ..]) alike, and in a step an element's bits do not depend on the rest of the batch.
 #pragma once
 
@@ -8,6 +8,16 @@
 #include "cyfa/mixers/registry.h"
 
 namespace cyfa {
+
+// The last dimension in pieces of these widths, to be bound to names.
+template <size_t N>
+std::array<at::Tensor, N> split(const at::Tensor& x, at::IntArrayRef widths) {
+  std::array<at::Tensor, N> pieces;
+  const std::vector<at::Tensor> all = x.split_with_sizes(widths, -1);
+  TORCH_CHECK(all.size() == N, "split: ", all.size(), " widths for ", N, " names");
+  std::copy(all.begin(), all.end(), pieces.begin());
+  return pieces;
+}
 
 // [.., H * X] to [.., H, X], and back.
 at::Tensor split_heads(const at::Tensor& x, int64_t heads);
@@ -34,8 +44,40 @@ int64_t head_width(ConfigReader& config, const char* key, double otherwise, int6
 // Heads that several of `heads` share: a divisor of it; absent, as many.
 int64_t read_groups(ConfigReader& config, const char* key, int64_t heads);
 int64_t read_groups(ConfigReader& config, const char* key, int64_t heads, int64_t otherwise);
+
+// The heads of a mixer with q, k and v.
+struct HeadShape {
+  int64_t heads = 0;   // num_heads: of q
+  int64_t groups = 0;  // num_kv_heads: of k and v, each shared by heads / groups; otherwise as many as heads
+  int64_t K = 0, V = 0;
+
+  // Widths as shares of the model's: hidden_size * expand_k / num_heads, hidden_size * expand_v / num_heads.
+  struct Shares {
+    int64_t heads;
+    double expand_k, expand_v;
+    bool grouped = true;  // num_kv_heads is a key
+  };
+  static HeadShape of_model_width(ConfigReader& config, const BackboneShape& backbone, const Shares& otherwise);
+
+  // Widths of their own: head_dim * expand_k, head_dim * expand_v; `expand_k` 0: no such key, and K is head_dim.
+  struct Widths {
+    int64_t heads, head_dim;
+    double expand_k, expand_v;
+    bool truncated = false;  // a width that is no whole number is cut off, as the origin does; otherwise it is refused
+  };
+  static HeadShape of_head_dim(ConfigReader& config, const Widths& otherwise);
+
+  int64_t each() const { return heads / groups; }
+};
 // num_v_heads: value heads, of which several may share a key; a multiple of `heads`, which is the default.
 int64_t read_value_heads(ConfigReader& config, int64_t heads);
+// num_heads * head_dim = expand * hidden_size, as the Mamba family says it.
+struct MambaHeads {
+  int64_t heads = 0, P = 64, groups = 1;  // num_heads, head_dim, n_groups
+
+  static MambaHeads read(ConfigReader& config, const BackboneShape& backbone);
+  int64_t inner() const { return heads * P; }
+};
 // What flash-linear-attention calls the norm of an output that a gate may follow: that depends on whether it fuses the two.
 std::string output_norm_name(ConfigReader& config, bool gated);
 
@@ -49,14 +91,18 @@ struct ShortConvConfig {
 };
 
 // A projection of x and, where there is one, the convolution behind it: "q_proj.weight", "q_conv1d.weight".
-class Stream {
+class ConvProjection {
  public:
-  Stream() = default;
-  Stream(const ParameterScope& scope, const std::string& letter, int64_t hidden_size, int64_t width, const ShortConvConfig& conv,
-         double deviation);
+  ConvProjection() = default;
+  ConvProjection(const ParameterScope& scope, const std::string& letter, int64_t hidden_size, int64_t width, const ShortConvConfig& conv,
+                 double deviation);
 
-  Call::Projection projection() const { return {projection_, std::nullopt}; }
-  // Tail of the convolution that the mixer is to keep, if any; `place` is where it lies.
+  ParameterId projection() const { return projection_; }
+  ParameterId weight() const { return weight_; }  // of the convolution, where there is one; bias() likewise
+  ParameterId bias() const { return bias_; }
+  int64_t width() const { return width_; }
+  size_t part() const { return part_; }
+  // Tail of the convolution that the mixer is to keep, if any; `place` says where it keeps it.
   std::optional<StateSpec> tail() const;
   void place(size_t part) { part_ = part; }
   // What follows the projection: the convolution. `silu` after it.
@@ -70,18 +116,28 @@ class Stream {
   size_t part_ = 0;
 };
 
-// A mixer of three streams: q, k and v.
-class StreamMixer : public CallMixer {
+// A mixer with queries, keys and values.
+class QkvMixer : public Mixer {
  protected:
   // Declares projections and convolutions of q, k and v, of these widths.
-  void add_streams(const ParameterScope& scope, const BackboneShape& backbone, const std::array<int64_t, 3>& widths,
-                   const ShortConvConfig& conv);
+  void add_qkv(const ParameterScope& scope, const BackboneShape& backbone, const std::array<int64_t, 3>& widths,
+               const ShortConvConfig& conv);
 
-  // q, k and v behind their convolutions, `silu` after each where it says so, then the other projections of x.
-  std::vector<at::Tensor> project(Call& call, const std::array<bool, 3>& silu, const std::vector<Call::Projection>& others = {}) const;
+  // q, k and v behind their convolutions, and the other projections of x by their weights.
+  struct Qkv {
+    at::Tensor q, k, v;
+    Call::Projections others;
+
+    const at::Tensor& operator[](ParameterId weight) { return others[weight]; }
+  };
+  // `silu`: of q, k and v, after the convolution.
+  Qkv project(Call& call, const std::array<bool, 3>& silu, const std::vector<Call::Projection>& others = {},
+              Call::When when = Call::When::kNow) const;
+
+  const std::array<ConvProjection, 3>& qkv() const { return qkv_; }
 
  private:
-  std::array<Stream, 3> streams_;
+  std::array<ConvProjection, 3> qkv_;
 };
 
 // The two passes of a memory of M slots (eq:slot-two-pass): logits of the slots from the keys, a softmax, the values. Write weights s and

@@ -8,6 +8,7 @@
 
 #include "cyfa/mixers/config_reader.h"
 #include "cyfa/mixers/mixer.h"
+#include "cyfa/mixers/parameters.h"
 
 namespace cyfa {
 
@@ -32,8 +33,8 @@ struct BackboneLayout {
   bool trains_padding = false;  // the padding token's embedding takes gradients like any other
 };
 
-// Declares one layer's parameters in a scope and returns the mixer that uses them.
-using MixerFactory = std::function<std::unique_ptr<Mixer>(const ParameterScope& scope, int64_t layer)>;
+// Declares a layer's parameters in a scope and returns the mixer that uses them.
+using MixerFactory = std::function<std::unique_ptr<Mixer>(const ParameterScope& scope)>;
 
 // What there is to say of a mixer, for `cyfa models --kinds` and docs/baselines.md.
 struct MixerFacts {

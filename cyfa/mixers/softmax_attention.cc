@@ -11,30 +11,36 @@ struct Config {
   int64_t width = 64;               // head_dim
   int64_t window = 0;               // sliding_window; 0: none
   double theta = 10000;             // rope_theta
+  bool bias = false;                // of q, k and v: qkv_bias
 };
 
-class SoftmaxAttention final : public CallMixer {
+class SoftmaxAttention final : public Mixer {
  public:
   SoftmaxAttention(const Config& c, const ParameterScope& scope) : c_(c) {
     const int64_t D = c.backbone.hidden_size, wide = c.heads * c.width, narrow = c.groups * c.width;
     const Init normal = Init::normal(c.backbone.initializer_range);
-    q_proj_ = scope.matrix("q_proj.weight", {wide, D}, normal);
-    k_proj_ = scope.matrix("k_proj.weight", {narrow, D}, normal);
-    v_proj_ = scope.matrix("v_proj.weight", {narrow, D}, normal);
+    const auto projection = [&](const std::string& name, int64_t width) {
+      Call::Projection p(scope.matrix(name + ".weight", {width, D}, normal));
+      if (c.bias) p.bias = scope.other(name + ".bias", {width}, Init::zeros());
+      return p;
+    };
+    q_proj_ = projection("q_proj", wide);
+    k_proj_ = projection("k_proj", narrow);
+    v_proj_ = projection("v_proj", narrow);
     o_proj_ = scope.matrix("o_proj.weight", {D, wide}, normal);
     const bool grows = c.window == 0;
-    cache_ = keep({"k", {c.window, c.groups, c.width}, at::kFloat, true, grows});
-    keep({"v", {c.window, c.groups, c.width}, at::kFloat, true, grows});
+    cache_ = keep({.name = "k", .shape = {c.window, c.groups, c.width}, .grows = grows});
+    keep({.name = "v", .shape = {c.window, c.groups, c.width}, .grows = grows});
     tokens_ = keep_position();
   }
 
-  bool recordable() const override { return false; }  // how much was seen is asked of the cache
+  std::string needs_host() const override { return "softmax attention reads back how many tokens its cache holds"; }
   at::Tensor mix(Call& call) const override {
-    const std::vector<at::Tensor> y = call.project({{q_proj_, {}}, {k_proj_, {}}, {v_proj_, {}}});
+    Call::Projections y = call.project({q_proj_, k_proj_, v_proj_});
     const at::Tensor at_token = call.positions(tokens_);
-    const at::Tensor q = rotary(split_heads(y[0], c_.heads), at_token, c_.theta);
-    const at::Tensor k = rotary(split_heads(y[1], c_.groups), at_token, c_.theta);
-    const at::Tensor o = call.attention(cache_, q, k, split_heads(y[2], c_.groups), c_.window);
+    const at::Tensor q = rotary(split_heads(y[q_proj_.weight], c_.heads), at_token, c_.theta);
+    const at::Tensor k = rotary(split_heads(y[k_proj_.weight], c_.groups), at_token, c_.theta);
+    const at::Tensor o = call.attention(cache_, q, k, split_heads(y[v_proj_.weight], c_.groups), c_.window);
     return call.linear(join_heads(o), o_proj_);
   }
 
@@ -46,7 +52,8 @@ class SoftmaxAttention final : public CallMixer {
 
  private:
   Config c_;
-  ParameterId q_proj_ = 0, k_proj_ = 0, v_proj_ = 0, o_proj_ = 0;
+  Call::Projection q_proj_ = 0, k_proj_ = 0, v_proj_ = 0;
+  ParameterId o_proj_ = 0;
   size_t cache_ = 0, tokens_ = 0;
 };
 
@@ -72,8 +79,10 @@ Config read_config(ConfigReader& config, const BackboneShape& backbone) {
 }
 
 MixerFactory factory(const Config& c) {
-  return [c](const ParameterScope& scope, int64_t) { return std::make_unique<SoftmaxAttention>(c, scope); };
+  return [c](const ParameterScope& scope) { return std::make_unique<SoftmaxAttention>(c, scope); };
 }
+
+constexpr int64_t kMostWindow = int64_t{1} << 30;
 
 }  // namespace
 
@@ -87,7 +96,22 @@ MixerFactory read_llama_attention(ConfigReader& config, const BackboneShape& bac
 
 MixerFactory read_mistral_attention(ConfigReader& config, const BackboneShape& backbone) {
   Config c = read_config(config, backbone);
-  c.window = config.integer("sliding_window", c.window, 1, int64_t{1} << 30);
+  c.window = config.integer("sliding_window", c.window, 1, kMostWindow);
+  return factory(c);
+}
+
+MixerFactory read_attn_object(ConfigReader& config, const BackboneShape& backbone) {
+  Config c;
+  c.backbone = backbone;
+  c.heads = config.integer("num_heads", 0, 1, 1 << 20);
+  if (c.heads == 0) config.fail("num_heads", "the heads of these layers");
+  c.groups = read_groups(config, "num_kv_heads", c.heads);
+  if (backbone.hidden_size % (2 * c.heads) != 0) config.fail("num_heads", "heads of the same even width, hidden_size / num_heads");
+  c.width = backbone.hidden_size / c.heads;
+  c.window = config.integer("window_size", 0, 1, kMostWindow);
+  c.theta = config.number("rope_theta", c.theta, 1e-3, 1e12);
+  c.bias = config.flag("qkv_bias", c.bias);
+  config.only("qk_norm", false);
   return factory(c);
 }
 

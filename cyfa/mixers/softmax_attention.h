@@ -8,5 +8,7 @@ namespace cyfa {
 
 MixerFactory read_llama_attention(ConfigReader& config, const BackboneShape& backbone);
 MixerFactory read_mistral_attention(ConfigReader& config, const BackboneShape& backbone);
+// The same by the keys of flash-linear-attention's `attn` object: num_heads, num_kv_heads, qkv_bias, window_size, rope_theta.
+MixerFactory read_attn_object(ConfigReader& config, const BackboneShape& backbone);
 
 }  // namespace cyfa

@@ -1,5 +1,5 @@
-// A causal language model: embedding, pre-norm blocks of a mixer and a SwiGLU (or of a mixer alone), final norm, head. One class for every
-// mixer.
+// A causal language model: embedding, blocks, final norm, head. One class for every mixer and device, computed plainly from separate
+// weights: this is what a model means. Engines (cyfa/engine) run the same on a device's own terms.
 //
 //   CausalLM model(ModelConfig::read("configs/cyfa-400m.json"));
 //   model.initialise(42);
@@ -11,6 +11,7 @@
 
 #include <memory>
 
+#include "cyfa/model/block.h"
 #include "cyfa/model/config.h"
 #include "cyfa/model/state.h"
 
@@ -39,8 +40,17 @@ class CausalLM {
 
   // Matrices in `compute` (absent: as stored), everything else in fp32 (fp64 where stored so); differentiable casts.
   Weights weights(std::optional<at::ScalarType> compute = std::nullopt) const;
-  // The same with what steps need, and without autograd.
-  Weights step_weights(std::optional<at::ScalarType> compute = std::nullopt) const;
+
+  // The layers: a block, shared by equal layers, and where its parameters begin in the table.
+  struct Layer {
+    std::shared_ptr<const Block> block;
+    ParameterId first = 0;
+
+    Weights weights(const Weights& of_model) const { return of_model.slice(first, block->table().specs().size()); }
+  };
+  const std::vector<Layer>& layers() const { return layers_; }
+  ParameterId norm_weight() const { return norm_; }
+  ParameterId head_weight() const { return config_.tied_head ? embeddings_ : head_; }
 
   ModelState initial_state(int64_t sequences) const;
   // Memory that may be in bf16 is put in `dtype`, bf16 or fp32, for steps; forward takes fp32.
@@ -49,6 +59,8 @@ class CausalLM {
 
   void check_ids(const at::Tensor& ids) const;  // throws ops::ArgumentError for ids on the CPU that are not in the vocabulary
 
+  at::Tensor embed(const Weights& w, const at::Tensor& ids) const;  // ids [...] to [..., D]
+
   // ids [B, T], or packed sequences [1, T] with cu_seqlens. `initial` is never changed. recompute: keep each layer's input alone for
   // backward and compute the layer again there; final states then take no gradient.
   LmOutput forward(const Weights& w, const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens = std::nullopt,
@@ -56,10 +68,10 @@ class CausalLM {
   at::Tensor head(const Weights& w, const at::Tensor& hidden) const;       // logits [..., vocab_size]
   at::Tensor head_step(const Weights& w, const at::Tensor& hidden) const;  // hidden [B, D]; fp32 logits [B, vocab_size]
 
-  // One token for each of B sequences, ids [B]: fp32 logits [B, vocab_size]; `state` is updated in place. w is of step_weights().
+  // One token for each of B sequences, ids [B]: fp32 logits [B, vocab_size]; `state` is updated in place. Without autograd.
   at::Tensor step(const Weights& w, const at::Tensor& ids, ModelState& state) const;
-  // Whether such a step can be recorded on a GPU (StepGraph).
-  bool recordable() const;
+  // What a step asks of its arguments; throws ops::ArgumentError.
+  void check_step(const at::Tensor& ids, const ModelState& state) const;
 
   // Mean cross-entropy of targets [B, T] given inputs [B, T]; targets of ops::kIgnore do not count. With cu_seqlens, rows are taken as
   // packed sequences [1, B * T].
@@ -68,40 +80,18 @@ class CausalLM {
   // The same of each token's prediction of the next one, over ids [B, T] with T of at least 2.
   at::Tensor next_token_loss(const Weights& w, const at::Tensor& ids) const;
 
-  // Figures of every mixer on ids [B, T], averaged over the layers: how the memory is used.
-  std::vector<std::pair<std::string, double>> health(const Weights& w, const at::Tensor& ids) const;
+  // Figures of the mixers on ids [B, T], averaged over the layers that have them: how the memory is used.
+  Figures health(const Weights& w, const at::Tensor& ids) const;
 
   std::optional<MemoryView> view(const ModelState& state, size_t layer) const {
-    return layers_.at(layer).mixer->view(state.layers.at(layer));
+    return layers_.at(layer).block->mixer().view(state.layers.at(layer));
   }
 
-  int64_t memory_scalars() const;          // recurrent state of one layer and sequence, as the paper counts it
-  int64_t state_bytes() const;             // all that one sequence carries, all layers
-  double forward_flops_per_token() const;  // matrix products of one token, the recurrence included, the embedding's lookup not
+  int64_t memory_scalars(size_t layer = 0) const;  // recurrent state of one layer and sequence, as the paper counts it
+  int64_t state_bytes() const;                     // all that one sequence carries, all layers
+  double forward_flops_per_token() const;          // matrix products of one token, the recurrence included, the embedding's lookup not
 
  private:
-  struct Layer {
-    ParameterId mixer_norm = 0, mlp_norm = 0, gate = 0, up = 0, down = 0;  // the last four where the config has an MLP
-    std::unique_ptr<Mixer> mixer;
-  };
-
-  // The residual stream x + plus, not yet added up, so that the next norm may do it; an undefined `plus`: x.
-  struct Stream {
-    at::Tensor x, plus;
-
-    at::Tensor sum() const { return plus.defined() ? x + plus : x; }
-  };
-
-  at::Tensor embed(const Weights& w, const at::Tensor& ids) const;
-  Stream layers(const Weights& w, const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens, const ModelState* initial,
-                bool recompute, ModelState* final_state) const;
-  Stream block(const Weights& w, const Layer& layer, const Stream& from, const std::optional<at::Tensor>& cu_seqlens,
-               const MixerState* initial, MixerState* final_state) const;
-  // The norm of the stream; its sum is left in stream->x.
-  at::Tensor norm(const Weights& w, ParameterId weight, Stream* stream) const;
-  at::Tensor step_rows(const Weights& w, const at::Tensor& x, ModelState& state) const;  // of up to 64 rows
-  ParameterId head_weight() const { return config_.tied_head ? embeddings_ : head_; }
-
   ModelConfig config_;
   ParameterTable table_;
   std::vector<at::Tensor> parameters_;

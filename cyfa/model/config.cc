@@ -5,6 +5,7 @@
 
 #include "cyfa/io/file_error.h"
 #include "cyfa/io/mapped_file.h"
+#include "cyfa/mixers/softmax_attention.h"
 
 namespace cyfa {
 namespace {
@@ -68,6 +69,84 @@ void refuse_unknown(const ConfigReader& reader) {
   throw ConfigError("config: unknown keys " + message + "; a model that ignored them would not be the one they describe");
 }
 
+// Layers by their mixers, in the order in which the config names them.
+class LayerPlan {
+ public:
+  LayerPlan(ModelConfig& config, MixerFactory own) : c_(config), names_{c_.kind->model_type} {
+    c_.mixers = {std::move(own)};
+    c_.layer_mixers.assign(static_cast<size_t>(c_.backbone.layers), 0);
+  }
+
+  void read_attn(const Json& attn) {
+    const Json list = attn.is_array() ? attn : Json::array({attn});
+    std::vector<bool> taken(c_.layer_mixers.size(), false);
+    for (size_t i = 0; i < list.size(); ++i) {
+      ConfigReader spec(list[i], attn.is_array() ? "attn[" + std::to_string(i) + "]." : "attn.");
+      const Json* layers = spec.list("layers");
+      if (layers == nullptr) spec.fail("layers", "a list of the layers that are softmax attention");
+      const MixerFactory mixer = read_attn_object(spec, c_.backbone);
+      spec.refuse_unknown();
+      const size_t place = add(spec.resolved()["window_size"].is_null() || spec.resolved()["window_size"] == 0 ? "full_attention" : "sliding_attention", mixer);
+      for (const Json& layer : *layers) {
+        const bool good = layer.is_number_integer() && layer.get<int64_t>() >= 0 && layer.get<int64_t>() < c_.backbone.layers;
+        if (!good) spec.fail("layers", "layer numbers from 0 to num_hidden_layers - 1 = " + std::to_string(c_.backbone.layers - 1));
+        const auto at = layer.get<size_t>();
+        if (taken[at]) spec.fail("layers", "every layer once; " + std::to_string(at) + " is named twice");
+        taken[at] = true;
+        c_.layer_mixers[at] = place;
+      }
+    }
+  }
+
+  void read_types(ConfigReader& reader, const Json& types, const Json* configs) {
+    const std::string wanted = "a type for each of the " + std::to_string(c_.backbone.layers) + " layers";
+    if (types.size() != c_.layer_mixers.size()) reader.fail("layer_types", wanted);
+    const Json none = Json::object();
+    for (size_t i = 0; i < types.size(); ++i) {
+      if (!types[i].is_string()) reader.fail("layer_types", wanted);
+      const auto name = types[i].get<std::string>();
+      size_t place = find(name);
+      if (place == names_.size()) {
+        const bool has_keys = configs != nullptr && configs->contains(name);
+        // The types of attention speak of keys that a softmax model has itself.
+        const bool own_keys = !has_keys && (c_.kind->model_type == "llama" || c_.kind->model_type == "mistral");
+        ConfigReader inner(has_keys ? (*configs)[name] : own_keys ? c_.json : none, own_keys ? "" : "layer_configs." + name + ".");
+        const MixerFactory mixer = reader_of(name)(inner, c_.backbone);
+        if (name == "sliding_attention" && inner.resolved()["sliding_window"] == 0) inner.fail("sliding_window", "the tokens that a token sees");
+        if (has_keys) inner.refuse_unknown();
+        if (own_keys) reader.bookkeeping({inner.known().begin(), inner.known().end()});
+        place = add(name, mixer);
+      }
+      c_.layer_mixers[i] = place;
+    }
+    for (const auto& [name, keys] : configs != nullptr ? configs->items() : none.items()) {
+      if (find(name) == names_.size()) reader.fail("layer_configs", "types that layer_types names; " + name + " is none");
+    }
+  }
+
+  void finish() {
+    for (const size_t place : c_.layer_mixers) c_.layer_types.push_back(names_[place]);
+  }
+
+ private:
+  size_t find(const std::string& name) const {
+    return static_cast<size_t>(std::find(names_.begin(), names_.end(), name) - names_.begin());
+  }
+  size_t add(const std::string& name, const MixerFactory& mixer) {
+    c_.mixers.push_back(mixer);
+    names_.push_back(name);
+    return names_.size() - 1;
+  }
+  static MixerFactory (*reader_of(const std::string& name))(ConfigReader&, const BackboneShape&) {
+    if (name == "full_attention") return read_llama_attention;
+    if (name == "sliding_attention") return read_mistral_attention;
+    return mixer_kind(name).read;
+  }
+
+  ModelConfig& c_;
+  std::vector<std::string> names_;  // of c_.mixers
+};
+
 }  // namespace
 
 ModelConfig ModelConfig::parse(const Json& json) {
@@ -98,13 +177,23 @@ ModelConfig ModelConfig::parse(const Json& json) {
   c.bos = reader.integer_or_null("bos_token_id", 0, c.vocab_size - 1);
   c.pad = reader.integer_or_null("pad_token_id", 0, c.vocab_size - 1);
   c.eos = token_list(json, "eos_token_id", reader, c.vocab_size - 1);
-  c.mixer = c.kind->read(reader, c.backbone);
+  LayerPlan plan(c, c.kind->read(reader, c.backbone));
+  const auto attn = json.find("attn");
+  reader.bookkeeping({"attn"});
+  const bool has_attn = attn != json.end() && !attn->is_null();
+  const Json* types = reader.list("layer_types");
+  const Json* configs = reader.object("layer_configs");
+  if (has_attn && types != nullptr) reader.fail("layer_types", "null where attn says which layers are attention");
+  if (has_attn) plan.read_attn(*attn);
+  if (types != nullptr) plan.read_types(reader, *types, configs);
+  if (types == nullptr && configs != nullptr) reader.fail("layer_configs", "null where there are no layer_types");
+  plan.finish();
   check_architecture(json, reader, *c.kind);
   reader.bookkeeping({"auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache", "fuse_norm", "fuse_swiglu",
                       "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp", "name_or_path", "_name_or_path", "tokenizer"});
-  reader.only("attn", nullptr);                // layers of another kind between those of the mixer
   reader.only("attnres_block_size", nullptr);  // residuals that look back over blocks
   refuse_unknown(reader);
+  c.resolved = reader.resolved();
   return c;
 }
 

@@ -24,9 +24,9 @@ const Recurrence& recurrence_of(std::string_view op);  // throws std::out_of_ran
 
 struct RecurrenceInputs {
   at::Tensor q, k, v;
-  std::optional<at::Tensor> log_alpha;  // [B, T, H], [B, T, H, K] or [B, T, H, V] as the gate says, [H] where it is fixed; absent for kNone
-  std::optional<at::Tensor> beta;       // [B, T, H] for the delta rules
-  std::optional<at::Tensor> initial_state, cu_seqlens;
+  std::optional<at::Tensor> log_alpha = {};  // [B, T, H], [B, T, H, K] or [B, T, H, V] as the gate says, [H] where it is fixed; absent for kNone
+  std::optional<at::Tensor> beta = {};       // [B, T, H] for the delta rules
+  std::optional<at::Tensor> initial_state = {}, cu_seqlens = {};
 };
 
 RecurrenceOutput run_recurrence(const Recurrence& r, RecurrenceInputs in, const RecurrenceOptions& options);

@@ -1,0 +1,60 @@
+#include "cyfa/model/block.h"
+
+#include "cyfa/mixers/call.h"
+
+namespace cyfa {
+
+Block::Block(const BlockConfig& config) : has_mlp_(config.intermediate_size > 0), norm_eps_(config.shape.norm_eps) {
+  const int64_t D = config.shape.hidden_size, F = config.intermediate_size;
+  const Init normal = Init::normal(config.shape.initializer_range);
+  const ParameterScope scope(table_, "");
+  ids_.mixer_norm = scope.other(config.names.mixer_norm + ".weight", {D}, Init::ones());
+  mixer_ = config.mixer(scope.sub(config.names.mixer));
+  if (!has_mlp_) return;
+  ids_.mlp_norm = scope.other(config.names.mlp_norm + ".weight", {D}, Init::ones());
+  const ParameterScope mlp = scope.sub(config.names.mlp);
+  ids_.gate = mlp.matrix("gate_proj.weight", {F, D}, normal);
+  ids_.up = mlp.matrix("up_proj.weight", {F, D}, normal);
+  ids_.down = mlp.matrix("down_proj.weight", {D, F}, normal);
+}
+
+MixerState Block::initial_state(int64_t sequences, at::Device device) const {
+  MixerState tensors;
+  for (const StateSpec& spec : mixer_->state()) {
+    std::vector<int64_t> shape = {sequences};
+    shape.insert(shape.end(), spec.shape.begin(), spec.shape.end());
+    tensors.push_back(at::zeros(shape, at::TensorOptions(spec.dtype).device(device)));
+  }
+  return tensors;
+}
+
+at::Tensor Block::norm(const Weights& w, ParameterId weight, const at::Tensor& x) const { return ops::rms_norm(x, w[weight], norm_eps_); }
+
+at::Tensor Block::forward(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens, const MixerState* initial,
+                          MixerState* final_state) const {
+  at::Tensor y;
+  {
+    Call call(w, norm(w, ids_.mixer_norm, x), cu_seqlens, initial, mixer_->state().size());
+    y = x + mixer_->mix(call);
+    *final_state = call.take_final_state();
+  }
+  if (!has_mlp_) return y;
+  const at::Tensor normed = norm(w, ids_.mlp_norm, y);
+  return y + ops::linear(ops::swiglu(ops::linear(normed, w[ids_.gate]), ops::linear(normed, w[ids_.up])), w[ids_.down]);
+}
+
+at::Tensor Block::step(const Weights& w, const at::Tensor& x, MixerState& state) const {
+  Call call(w, norm(w, ids_.mixer_norm, x), state);
+  const at::Tensor y = x + mixer_->mix(call);
+  if (!has_mlp_) return y;
+  const std::vector<at::Tensor> wide = ops::linear_steps(norm(w, ids_.mlp_norm, y), {{w[ids_.gate], {}}, {w[ids_.up], {}}});
+  return y + ops::linear_step(ops::swiglu(wide[0], wide[1]), w[ids_.down]);
+}
+
+Figures Block::health(const Weights& w, const at::Tensor& x) const {
+  const at::NoGradGuard no_grad;
+  Call call(w, norm(w, ids_.mixer_norm, x), std::nullopt, nullptr, mixer_->state().size());
+  return mixer_->health(call);
+}
+
+}  // namespace cyfa
