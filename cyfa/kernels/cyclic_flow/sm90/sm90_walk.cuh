@@ -317,8 +317,8 @@ __device__ __forceinline__ void combine_segments(const Sm90ForwardParams& p, con
 // Chooses the plan with the shortest estimated time, in waves of blocks. One block scans both keys and values unless that takes more waves,
 // since such blocks finish together. Splitting a state fills the GPU better, but reads keys and values repeatedly from the L2 cache.
 inline cudaError_t plan_walks(const Sm90ForwardParams& p, int panels, int only, WalkPlan& plan) {
-  constexpr float kTimeOfHalf = 0.6F,
-                  kTimeOfQuarter = 0.45F;  // time of a block with a half or a quarter of a state, relative to a whole one
+  // Time of a block with a half or a quarter of a state, relative to a whole one.
+  constexpr float kTimeOfHalf = 0.6F, kTimeOfQuarter = 0.45F;
   int device = 0;
   int blocks = 0;
   cudaError_t status = cudaGetDevice(&device);
