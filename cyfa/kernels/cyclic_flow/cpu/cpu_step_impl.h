@@ -26,8 +26,8 @@ namespace {
 // Rows of the readout table processed together, so the vector they are multiplied with is loaded once for all of them.
 constexpr int64_t kRows = 4;
 
-// Prefetch distance within a state, in floats (2 KB). A sweep from memory runs at 29.6 GB/s; 0.5, 1 or 4 KB give 27.3 to 28.5, no prefetch
-// 25.8.
+// Prefetch distance within a state, in floats (2 KB). A sweep from memory runs at 29.6 GB/s; with 0.5, 1 or 4 KB it runs at 27.3 to 28.5,
+// without prefetch at 25.8.
 constexpr int64_t kAhead = 512;
 
 // Cache lines of the value state prefetched per kRows rows of the table: 32 KB in total at M = 128, what memory delivers in that time.

@@ -264,8 +264,8 @@ struct HalfTile {
     }
   }
 
-  // Calls leave(i, sum) with the warp's column sums over pairs, for column 32 i + column_of_lane(): i = 0, 1 its own half, 2, 3 the later
-  // one.
+  // Calls leave(i, sum) with the warp's column sums over pairs, for column 32 i + column_of_lane(): its own half tile (i = 0, 1), then
+  // the later one (i = 2, 3).
   template <typename Leave>
   __device__ __forceinline__ void pairs(Pairs& found, const Leave& leave) const {
     const Sm90BackwardParams& p = params.p;

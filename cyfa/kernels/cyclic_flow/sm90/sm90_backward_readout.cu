@@ -65,8 +65,8 @@ constexpr int kDX = 4 * kPairBytes;
 enum Use { kScores, kProbs, kDL, kNextScores };
 __device__ __forceinline__ int pair_of_use(int use, int n) { return ((use - n) & 3) * kPairBytes; }
 
-// The pairs that dO, v and S_V are copied into: those of dX, dL, the next scores and the scores. distance_of is the offset in shared
-// memory.
+// The pairs that dO, v and S_V are copied into: those of dX, dL, the next scores and the scores. distance_of gives their byte offsets in
+// shared memory.
 enum Place { kAtDX, kAtDL, kAtNext, kAtScores };
 __device__ __forceinline__ int distance_of(int place, int n) {
   return place == kAtDX ? kDX : pair_of_use(place == kAtDL ? kDL : place == kAtNext ? kNextScores : kScores, n);

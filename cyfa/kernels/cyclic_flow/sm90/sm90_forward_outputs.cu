@@ -4,10 +4,9 @@
 // follows, the scores and 1 / rms of q.
 //
 // Shared memory, 227 KB:
-//   ring    10 buffers of one panel, [128 rows, 64 columns]. A tile has 20 panels, two per buffer: q, k and key state for each quarter of
-//   the
-//           columns (12), the value state (4), v (4). The next tile's copies run during this tile's readout. Narrower heads have fewer
-//           panels, one per buffer where possible.
+//   ring    10 buffers of one panel, [128 rows, 64 columns]. A tile has 20 panels, two per buffer: q, k and key state for each quarter
+//           of the columns (12), the value state (4), v (4). The next tile's copies run during this tile's readout. Narrower heads have
+//           fewer panels, one per buffer where possible.
 //   table   the head's readout table in half precision, resident
 //   writes  the tile's write vectors
 //   tokens  gates and decay factors of the tile's tokens

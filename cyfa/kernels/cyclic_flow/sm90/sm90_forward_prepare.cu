@@ -74,8 +74,8 @@ struct TileShared {
   double during[kGroup][kHeads];
 };
 
-// Clocks and cumulative gates of the group of tiles that starts with tile `index`. A sequence's tiles are consecutive and, except the last,
-// full.
+// Clocks and cumulative gates of the group of tiles that starts with tile `index`. A sequence's tiles are consecutive; all but the last
+// are full.
 __device__ __forceinline__ void prepare_tiles(const Sm90ForwardParams& p, const Workspace& w, TileShared& s, int index, int heads,
                                               double frequency) {
   const Tile start = p.tile[index];
