@@ -304,7 +304,7 @@ __device__ __forceinline__ void store_shared(uint32_t at, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
 
-// Stores a packed 64 x 128 accumulator to its rows of a tile [C, 128] in shared memory.
+// Stores a 64 x 128 accumulator in bf16 to its rows of a tile [C, 128] in shared memory.
 __device__ __forceinline__ void put_rows(uint32_t tile, int row, const uint32_t (&a)[8][4]) {
   const int q = threadIdx.x % 4;
 #pragma unroll

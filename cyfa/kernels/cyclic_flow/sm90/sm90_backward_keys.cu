@@ -60,7 +60,7 @@ __device__ __forceinline__ void feed(const PassParams& params, PassShared& s) {
   }
 }
 
-// dx = w o - c x for 64 columns of both rows, packed in A operand order.
+// dx = w o - c x for 64 columns of both rows, in bf16 and A operand order.
 __device__ __forceinline__ void adjoint_of_norm(const float (&o)[32], const uint32_t (&x)[4][4], const float* weight, float c0, float c8,
                                                 uint32_t (&out)[4][4]) {
 #pragma unroll
@@ -107,7 +107,7 @@ __device__ __forceinline__ void add_products(const float (&o)[32], const uint32_
   }
 }
 
-// Stores packed rows from registers, half a 16-byte piece per lane: one sector of each row at a time.
+// Stores bf16 rows from registers, half a 16-byte piece per lane: one sector of each row at a time.
 __device__ __forceinline__ void store_packed(const uint32_t (&a)[4][4], bf16* to0, bf16* to8, bool valid0, bool valid8) {
   const int q = threadIdx.x % 4;
   const bool odd = (q & 1) != 0;

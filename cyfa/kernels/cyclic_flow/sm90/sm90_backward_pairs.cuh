@@ -53,7 +53,7 @@ struct WriteTerms {
     slope8 = quad_sum(slope8);
   }
 };
-// Uses other instructions than unpack: otherwise the compiler unpacks phi once and keeps the result.
+// Uses other instructions than unpack: otherwise the compiler widens phi once and keeps the result.
 __device__ __forceinline__ float2 unpack_again(uint32_t x) {
   return make_float2(__uint_as_float(__byte_perm(x, 0, 0x1044)), __uint_as_float(__byte_perm(x, 0, 0x3244)));
 }
@@ -76,10 +76,10 @@ struct RowSums {
   float slope0 = 0.0F, slope8 = 0.0F;  // X(phi, dphi) / (2 pi / m)
 };
 
-// 64 tokens s by 64 tokens t. Given big = x y^T, computes small = phi z^T and psi z^T. Packs f * small times the decay from s to t >= s as
-// the next A operand. Accumulates per row the sums of big * decay * small and of big * decay * (psi z^T), and per column, over the warp's
-// rows, the sum of f * big * decay * small. Contributions of pairs to gates and clocks thus use big in fp32. The decay is a product of
-// three factors, none above 1: to the end of the warp's strip of s, from there to the first token of a block of 16 t, from there to t.
+// 64 tokens s by 64 tokens t. Given big = x y^T, computes small = phi z^T and psi z^T. Converts f * small times the decay from s to t >= s
+// to the next A operand. Accumulates per row the sums of big * decay * small and of big * decay * (psi z^T), and per column, over the
+// warp's rows, the sum of f * big * decay * small. Contributions of pairs to gates and clocks thus use big in fp32. The decay is a product
+// of three factors, none above 1: to the end of the warp's strip of s, from there to the first token of a block of 16 t, from there to t.
 // Tokens t are in the same half tile as s (kOwn) or in the later one.
 template <bool kOwn, typename Leave>
 __device__ __forceinline__ void decay_pairs(const float (&big)[32], const uint32_t (&phi)[8][4], const uint32_t (&psi)[8][4],

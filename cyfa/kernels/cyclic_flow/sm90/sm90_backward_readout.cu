@@ -388,7 +388,7 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
       float mean0, mean8;
       dot_of_rows(
           a, d_logits, [](uint32_t x) { return unpack_half(x); }, mean0, mean8);
-      get_blocks(at + pair_of_use(kProbs, n), strip, a);  // loaded again: otherwise the compiler keeps them unpacked
+      get_blocks(at + pair_of_use(kProbs, n), strip, a);  // loaded again: otherwise the compiler keeps them as fp32
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         uint32_t& row0 = a[i / 2][i % 2 * 2];

@@ -1,4 +1,4 @@
-// Register-level steps between the products of the Hopper backward readout: 64 x 128 accumulators of a warpgroup (sm90/wgmma.cuh) or packed
+// Register-level steps between the products of the Hopper backward readout: 64 x 128 accumulators of a warpgroup (sm90/wgmma.cuh) or 16-bit
 // A operands. Included by sm90_backward_readout.cu and, through sm90_sections.cuh, by the launches over two sections.
 #pragma once
 
@@ -123,7 +123,7 @@ __device__ __forceinline__ void rotate(float (&d)[64], uint32_t turn0, uint32_t 
   }
 }
 
-// The same for 64 columns, by -clock, packed.
+// The same for 64 columns, by -clock, converted to bf16.
 __device__ __forceinline__ void rotate_back(float (&d)[32], uint32_t turn0, uint32_t turn8, int first, float factor, uint32_t (*a)[4]) {
   turn0 = anew(turn0);
   turn8 = anew(turn8);
@@ -164,7 +164,7 @@ __device__ __forceinline__ float2 unpack_apart(uint32_t x) {
   return make_float2(__uint_as_float(__byte_perm(x, 0, 0x1044)), __uint_as_float(__byte_perm(x, 0, 0x3244)));
 }
 
-// Adds <x, d> over 16 columns of both rows, x packed.
+// Adds <x, d> over 16 columns of both rows, x in bf16.
 __device__ __forceinline__ void dot_of_blocks(const uint32_t (&x)[4], const float* d, float& dot0, float& dot8) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -175,7 +175,7 @@ __device__ __forceinline__ void dot_of_blocks(const uint32_t (&x)[4], const floa
   }
 }
 
-// <x, d> of both rows, x packed.
+// <x, d> of both rows, x in 16 bits.
 template <typename Unpack>
 __device__ __forceinline__ void dot_of_rows(const uint32_t (&x)[8][4], const float (&d)[64], const Unpack& unpacked, float& dot0,
                                             float& dot8) {
@@ -238,7 +238,7 @@ __device__ __forceinline__ void softmax_rows(float (&d)[kSections][64], float un
   for (int section = 0; section < kSections; ++section) scale_rows(d[section], factor0, factor8);
 }
 
-// Scales the rows of a 64 x 128 accumulator and packs them in half precision as A operand.
+// Scales the rows of a 64 x 128 accumulator and converts them to half precision as A operand.
 __device__ __forceinline__ void pack_halves(const float (&d)[64], float factor0, float factor8, uint32_t (&a)[8][4]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
@@ -257,7 +257,7 @@ __device__ __forceinline__ void scale_halves(const uint32_t (&a)[8][4], float fa
   }
 }
 
-// Stores or loads a warp's packed rows of a pair of panels. The address is recomputed, otherwise it stays live until the next use.
+// Stores or loads a warp's 16-bit rows of a pair of panels. The address is recomputed, otherwise it stays live until the next use.
 template <typename Do>
 __device__ __forceinline__ void for_blocks(uint32_t pair, int strip, Do at) {
   const uint32_t lane = anew(threadIdx.x) % 32;

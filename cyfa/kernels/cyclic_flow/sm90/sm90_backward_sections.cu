@@ -119,7 +119,7 @@ __device__ __forceinline__ void weights_of_half(const Sm90BackwardParams& p, con
     if (lane % 4 == 0 && valid0) w.read[kValues][scalars] = read0;
     if (lane % 4 == 0 && valid8) w.read[kValues][scalars + 8] = read8;
   }
-  settle(weights);  // otherwise they are kept unpacked
+  settle(weights);  // otherwise they are kept as fp32
   decay(pairs, strip, s.tokens);
   float top0, top8;
   top_of_rows(pairs, top0, top8);
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
           x[i / 2][i % 2 * 2] = pack_half(x0.x * (d[0] - mean0), x0.y * (d[1] - mean0));
           x[i / 2][i % 2 * 2 + 1] = pack_half(x8.x * (d[2] - mean8), x8.y * (d[3] - mean8));
         }
-        settle(x);  // pack here, not at the use
+        settle(x);  // convert here, not at the use
 #pragma unroll
         for (int i = 0; i < 16; ++i) dl[4 * part + i / 4][i % 4] = x[i / 4][i % 4];
       }

@@ -125,7 +125,7 @@ __device__ __forceinline__ void feed_copies(const OutputsParams& params, Shared&
   }
 }
 
-// Rotates the rows of a 64 x 128 accumulator by U(clock) and packs them in half precision as the next A operand. `turned` keeps the
+// Rotates the rows of a 64 x 128 accumulator by U(clock) and converts them to half precision as the next A operand. `turned` keeps the
 // rotations in half precision for unrotate_and_pack.
 __device__ __forceinline__ void rotate_and_pack(const float (&d)[64], uint32_t turn0, uint32_t turn8, int first_pair, uint32_t (&a)[8][4],
                                                 uint32_t (&turned)[16][2]) {
@@ -141,7 +141,7 @@ __device__ __forceinline__ void rotate_and_pack(const float (&d)[64], uint32_t t
   }
 }
 
-// Rotates the rows by U(-clock), scales them and packs them in half precision as the next A operand. `started` is the same in bf16,
+// Rotates the rows by U(-clock), scales them and converts them to half precision as the next A operand. `started` is the same in bf16,
 // multiplied by the decay from the tile's start.
 __device__ __forceinline__ void unrotate_and_pack(const float (&d)[64], const uint32_t (&turned)[16][2], float factor0, float factor8,
                                                   float start0, float start8, uint32_t (&a)[8][4], uint32_t (&started)[8][4]) {
@@ -171,7 +171,7 @@ __device__ __forceinline__ void scale_rows(float (&d)[64], float factor0, float 
   }
 }
 
-// exp(unit * (logit - row maximum)) over the m active slots, packed in half precision, and the row sums.
+// exp(unit * (logit - row maximum)) over the m active slots in half precision, and the row sums.
 template <bool kAllSlots>
 __device__ __forceinline__ void softmax_and_pack(float (&d)[64], float unit, int m, float& sum0, float& sum8, uint32_t (&a)[8][4]) {
   mask_slots<kAllSlots>(d, m);
@@ -378,7 +378,7 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   for (int i = 0; i < kPanels; ++i) wait(kValues + i);
   if (tokens < kC) {
     // Rows past the tile's end hold another sequence's values. Their weights are zero, but 0 * inf is NaN, so they are cleared. Both
-    // warpgroups meet first, since they must have read the queries that these buffers held.
+    // warpgroups synchronise first: they must have read the queries that these buffers held.
     named_barrier(3, 256);
     for (int i = tokens * (kWidth / 8) + threadIdx.x % 128; i < kC * (kWidth / 8); i += 128) {
       *reinterpret_cast<uint4*>(place_of<Ring>(s, kValues) + piece_offset(kC, i / (kWidth / 8), i % (kWidth / 8))) = make_uint4(0, 0, 0, 0);

@@ -6,7 +6,8 @@
 // by sm90_forward.cu. Overwrites states, rate[0] and carried of the workspace, and the final states.
 //
 // Shared memory, up to 227 KB: four pipeline stages, each with 64 keys or values (32 KB, less for narrow heads) and their write vectors (16
-// KB, or 8 KB for half of the slots), and a 4 KB staging buffer per holder warp. At the end of a scan the stages stage the final state.
+// KB, or 8 KB for half of the slots), and a 4 KB staging buffer per holder warp. At the end of a scan the stages hold the final state on
+// its way to global memory.
 #include <cuda_runtime.h>
 
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_walk.cuh"

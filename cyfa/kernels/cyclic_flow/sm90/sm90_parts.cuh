@@ -147,7 +147,7 @@ __device__ __forceinline__ float gate_between(float2 later, float2 earlier) {
   return exp2_fast((later.x - earlier.x) + (later.y - earlier.y));
 }
 
-// Slots 8 piece .. 8 piece + 7 of the section of a token's write vector times `factor`, packed as bf16 or half precision.
+// Slots 8 piece .. 8 piece + 7 of the section of a token's write vector times `factor`, in bf16 or half precision.
 template <bool kHalfPrecision = false>
 __device__ __forceinline__ uint4 write_piece(uint32_t turn, float factor, int piece, const Slots& slots) {
   uint32_t x[4];

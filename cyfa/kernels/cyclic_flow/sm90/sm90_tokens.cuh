@@ -75,10 +75,10 @@ __device__ __forceinline__ float2 rotation(uint32_t turn, uint32_t j) {
   return make_float2(cosine, sine);
 }
 
-// Applies decay, causal mask and row factors to a 64 x 128 accumulator of token-token products and packs it as the next product's A
-// operand. The warp's rows are strip .. strip + 15. With kKeys it also applies 1 / rms of the keys and packs in half precision, as the
-// write vectors are. Left of the strip, the decay from token j to row i is split at the end of j's block and at the strip's first row into
-// three factors, none above 1.
+// Applies decay, causal mask and row factors to a 64 x 128 accumulator of token-token products and converts it to the next product's A
+// operand. The warp's rows are strip .. strip + 15. With kKeys it also applies 1 / rms of the keys and uses half precision, as the write
+// vectors are. Left of the strip, the decay from token j to row i is split at the end of j's block and at the strip's first row into three
+// factors, none above 1.
 template <bool kKeys>
 __device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, float factor0, float factor8, const Tokens& s,
                                                uint32_t (&a)[8][4]) {
