@@ -1,9 +1,10 @@
-// The one owner of the fused projection of a CyFA mixer: its matrices stand one below the other, so that one product with the input gives
-// every projection, and a projection is a range of columns of the result.
+// Column layout of the fused projection of a CyFA mixer. The projection matrices are concatenated row-wise, so one GEMM with the input
+// computes all of them, and each projection is a range of columns of the result:
 //
-//   [ q: H K | k: H K | v: H V | output gate's first factor: rank | a: H | b: H | d: H | zeros up to a multiple of 8 ]
+//   [ q: H K | k: H K | v: H V | output gate's first factor: rank | a: H | b: H | d: H | zero padding to a multiple of 8 ]
 //
-// a, b and d become log_alpha, beta and delta. Kernels, engines and tests read the places here.
+// a, b and d become log_alpha, beta and delta. This is the only definition of the layout; the decoding step (sm90/sm90_step_mixer.cuh)
+// reads its offsets from here.
 #pragma once
 
 #ifdef __CUDACC__
@@ -17,7 +18,7 @@ namespace cyfa::cyclic_flow {
 struct ProjectionLayout {
   int heads = 0, K = 0, V = 0, rank = 0;
 
-  // First columns.
+  // First column of each projection.
   CYFA_HOST_DEVICE constexpr int q() const { return 0; }
   CYFA_HOST_DEVICE constexpr int k() const { return heads * K; }
   CYFA_HOST_DEVICE constexpr int v() const { return 2 * heads * K; }
@@ -27,7 +28,7 @@ struct ProjectionLayout {
   CYFA_HOST_DEVICE constexpr int d() const { return b() + heads; }
 
   CYFA_HOST_DEVICE constexpr int used() const { return d() + heads; }
-  CYFA_HOST_DEVICE constexpr int columns() const { return (used() + 7) / 8 * 8; }  // a row is then a whole number of 16-byte words
+  CYFA_HOST_DEVICE constexpr int columns() const { return (used() + 7) / 8 * 8; }  // a row is a whole number of 16-byte words
 };
 
 }  // namespace cyfa::cyclic_flow

@@ -1,5 +1,5 @@
-// Choice of instruction set for the decoding step of cyclic_flow, and the version that every CPU runs.
-// step_cpu overwrites state_k, state_v, clock and o of the heads in its range, and the workspace.
+// Runtime dispatch of the CPU decoding step by instruction set, and the baseline version that runs on every CPU. Called by cyclic_flow_step
+// (cyfa/ops/cyclic_flow/step.cc). step_cpu overwrites state_k, state_v, clock and o of the heads in its range, and the workspace.
 #include <stdexcept>
 #include <string>
 

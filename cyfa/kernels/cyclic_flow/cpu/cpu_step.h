@@ -1,4 +1,5 @@
-// One token for a batch of states, in place: the decoding step of cyclic_flow on a CPU. No torch, no threads, no allocation.
+// The decoding step of cyclic_flow on a CPU (eq:cyfa-absolute-recurrence, eq:cyfa-absolute-readout): one token for a batch of states,
+// updated in place. Called by the op cyclic_flow_step for CPU tensors. No torch, no threads, no allocation.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,7 @@
 
 namespace cyfa::cyclic_flow {
 
-// Inputs are rows of one token, contiguous [B, H, ...]; states are contiguous [B, H, K, M], [B, H, M, V] and [B, H].
+// Inputs are one token's rows, contiguous [B, H, ...]; states are contiguous [B, H, K, M], [B, H, M, V] and [B, H].
 struct StepParams {
   int64_t B = 0, H = 0, K = 0, V = 0, M = 0;
   const float* q = nullptr;              // [B, H, K]
@@ -16,7 +17,7 @@ struct StepParams {
   const float* log_alpha = nullptr;      // [B, H], at most 0
   const float* delta = nullptr;          // [B, H]
   const float* beta = nullptr;           // [B, H]
-  const float* readout_table = nullptr;  // [H, M, M]: R Phi in stored order, rows m.. zero, column 1 zero
+  const float* readout_table = nullptr;  // [H, M, M]: R Phi in stored order; rows from m on and column 1 are zero
   const float* q_norm_weight = nullptr;  // [K] or null
   const float* k_norm_weight = nullptr;  // [K] or null
   float scale = 1.0F;
@@ -31,11 +32,11 @@ using cpu::best_isa;
 using cpu::Isa;
 using cpu::isa_name;
 
-// Floats of scratch that one call needs; the caller owns it, one per thread.
+// Number of floats of scratch memory that one call needs. The caller owns it; each thread needs its own.
 int64_t step_workspace_floats(const StepParams& p);
 
-// Steps the heads of pairs begin .. end - 1, where pair = h * B + b: one head's readout table then serves a run of states.
-// Throws std::invalid_argument if `isa` is not available here.
+// Steps the heads of pairs begin .. end - 1, where pair = h * B + b, so consecutive states share one head's readout table. Overwrites
+// state_k, state_v, clock and o of these heads, and the workspace. Throws std::invalid_argument if `isa` is not available on this CPU.
 void step_cpu(const StepParams& p, int64_t begin, int64_t end, float* workspace, Isa isa);
 
 }  // namespace cyfa::cyclic_flow

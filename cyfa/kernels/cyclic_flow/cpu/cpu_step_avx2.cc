@@ -1,4 +1,4 @@
-// The decoding step of cyclic_flow for AVX2 with FMA; what it overwrites is said in cpu_step_impl.h. Compiled with -mavx2 -mfma.
+// The CPU decoding step compiled for AVX2 with FMA (-mavx2 -mfma). Called by step_cpu; cpu_step_impl.h says what it overwrites.
 #ifdef __AVX2__
 #include "cyfa/kernels/cpu/vec_avx2.h"
 #include "cyfa/kernels/cyclic_flow/cpu/cpu_step_impl.h"
@@ -8,7 +8,7 @@ namespace cyfa::cyclic_flow::cpu_step {
 void step_avx2(const StepParams& p, int64_t begin, int64_t end, float* workspace) { step_pairs<cpu::Avx2Vec>(p, begin, end, workspace); }
 
 }  // namespace cyfa::cyclic_flow::cpu_step
-#else  // another architecture: isa_available() is false, and nobody calls this
+#else  // other architectures: isa_available() is false, so this is never called
 #include "cyfa/kernels/cyclic_flow/cpu/cpu_step_impl.h"
 
 namespace cyfa::cyclic_flow::cpu_step {

@@ -1,5 +1,5 @@
-// The decoding step of cyclic_flow for AVX-512; what it overwrites is said in cpu_step_impl.h.
-// Compiled with -mavx512f -mavx512dq -mavx512vl -mfma.
+// The CPU decoding step compiled for AVX-512 (-mavx512f -mavx512dq -mavx512vl -mfma). Called by step_cpu; cpu_step_impl.h says what it
+// overwrites.
 #ifdef __AVX512F__
 #include "cyfa/kernels/cpu/vec_avx512.h"
 #include "cyfa/kernels/cyclic_flow/cpu/cpu_step_impl.h"
@@ -11,7 +11,7 @@ void step_avx512(const StepParams& p, int64_t begin, int64_t end, float* workspa
 }
 
 }  // namespace cyfa::cyclic_flow::cpu_step
-#else  // another architecture: isa_available() is false, and nobody calls this
+#else  // other architectures: isa_available() is false, so this is never called
 #include "cyfa/kernels/cyclic_flow/cpu/cpu_step_impl.h"
 
 namespace cyfa::cyclic_flow::cpu_step {

@@ -1,10 +1,10 @@
-// The decoding step of cyclic_flow (eq:cyfa-absolute-recurrence, eq:cyfa-absolute-readout), written once over a vector type.
-// Included by cpu_step.cc, cpu_step_avx2.cc and cpu_step_avx512.cc only.
+// The CPU decoding step of cyclic_flow (eq:cyfa-absolute-recurrence, eq:cyfa-absolute-readout), templated over a vector type. Included only
+// by cpu_step.cc, cpu_step_avx2.cc and cpu_step_avx512.cc.
 //
-// Of every head in its range it overwrites state_k, state_v, clock and o; of the workspace, anything.
+// Overwrites state_k, state_v, clock and o of every head in its range, and the whole workspace.
 //
-// The three files are compiled for different instruction sets and linked together, so nothing here may be merged between
-// them: all of it is in an anonymous namespace, and the C functions of math.h are used in place of std's inline ones.
+// The three files are compiled for different instruction sets and linked together, so the linker must not merge any function between them.
+// Everything here is therefore in an anonymous namespace, and math.h functions are used instead of the inline ones of std.
 #pragma once
 
 #include <math.h>
@@ -17,23 +17,23 @@
 
 namespace cyfa::cyclic_flow::cpu_step {
 
-// Empty where the file was compiled for another architecture.
+// Empty if the file was compiled for another architecture.
 void step_avx2(const StepParams& p, int64_t begin, int64_t end, float* workspace);
 void step_avx512(const StepParams& p, int64_t begin, int64_t end, float* workspace);
 
 namespace {
 
-// Rows of the readout table taken together, so that the vector they meet is loaded once for all of them.
+// Rows of the readout table processed together, so the vector they are multiplied with is loaded once for all of them.
 constexpr int64_t kRows = 4;
 
-// Floats ahead of its use at which a state is asked for: 2 KB. A sweep from memory ran at 29.6 GB/s with it, at 27.3 to 28.5 with 0.5, 1
-// or 4 KB, at 25.8 without.
+// Prefetch distance within a state, in floats (2 KB). A sweep from memory runs at 29.6 GB/s; with 0.5, 1 or 4 KB it runs at 27.3 to 28.5,
+// without prefetch at 25.8.
 constexpr int64_t kAhead = 512;
 
-// Cache lines of the value state asked for per kRows rows of the table: 32 KB in all at M = 128, what memory delivers in that time.
+// Cache lines of the value state prefetched per kRows rows of the table: 32 KB in total at M = 128, what memory delivers in that time.
 constexpr int64_t kLines = 8;
 
-// Workspace arrays start at multiples of this many floats: 64 bytes, one cache line.
+// Alignment of workspace arrays in floats: 64 bytes, one cache line.
 constexpr int64_t kAlign = 16;
 
 constexpr int64_t aligned(int64_t floats) { return (floats + kAlign - 1) / kAlign * kAlign; }
@@ -43,11 +43,11 @@ struct Workspace {
   float* k;       // [K] after norm
   float* trig;    // [M] cos and sin of frequency j at 2j and 2j + 1
   float* write;   // [M] beta U(-clock) b
-  float* scores;  // [M] state_k^T q, then the same rotated by the clock
+  float* scores;  // [M] state_k^T q, then rotated by the clock
   float* probs;   // [M] logits, then their softmax
-  float* read;    // [M] what state_v is read with
-  float* v;       // [V] copied: a row that straddles cache lines would be loaded and stored at half the speed
-  float* o;       // [V] summed here for the same reason
+  float* read;    // [M] value query: state_v is read with it
+  float* v;       // [V] aligned copy: loads and stores that straddle cache lines run at half the speed
+  float* o;       // [V] accumulated here for the same reason
 
   static int64_t floats(const StepParams& p) { return kAlign + 2 * aligned(p.K) + 5 * aligned(p.M) + 2 * aligned(p.V); }
 
@@ -66,8 +66,8 @@ struct Workspace {
   }
 };
 
-// Old writes decay into the subnormal range, where some CPUs take a hundred cycles a product. They are zero to us: 1e-38
-// beside states of order one. Only x86 has the switch here.
+// Old writes decay into the subnormal range, where some CPUs take a hundred cycles per multiplication. Flushing them to zero is harmless:
+// they are 1e-38 next to states of order one. Only x86 has the switch here.
 class FlushSubnormals {
  public:
 #if defined(__SSE__)
@@ -84,13 +84,13 @@ class FlushSubnormals {
 #endif
 };
 
-// Asks for the next kLines lines of a state and returns where to go on.
+// Prefetches the next kLines cache lines of a state and returns the new position.
 inline const float* prefetch(const float* from, const float* end) {
   for (int64_t i = 0; i < kLines && from < end; ++i, from += kAlign) __builtin_prefetch(from, 1, 2);
   return from;
 }
 
-// to[0 .. n - 1] = x, RMS-normalised if there is a weight, times scale.
+// to[0 .. n - 1] = x times scale, RMS-normalised if there is a weight.
 template <class Vec>
 void normalise(const float* x, const float* weight, float eps, float scale, int64_t n, float* to) {
   constexpr int64_t kWidth = Vec::kWidth;
@@ -113,8 +113,8 @@ void normalise(const float* x, const float* weight, float eps, float scale, int6
   }
 }
 
-// trig and write of the clock. The powers of exp(2 pi i clock / m) are taken in double, where M / 2 products lose nothing
-// that fp32 can see; the clock is first reduced modulo m, which is exact, so a clock of a million costs no accuracy.
+// Computes trig and write for a clock. The powers of exp(2 pi i clock / m) are computed in double, where M / 2 multiplications lose nothing
+// that fp32 could represent. The clock is first reduced modulo m, which is exact, so a clock of a million loses no accuracy.
 void temporal_write(int64_t M, double clock, float beta, float* trig, float* write) {
   const double m = static_cast<double>(M - 1);
   const double turns = (clock - m * floor(clock / m)) / m;
@@ -140,7 +140,7 @@ void temporal_write(int64_t M, double clock, float beta, float* trig, float* wri
   }
 }
 
-// x[2j] + i x[2j + 1] times exp(i sign theta_j), in place.
+// Multiplies x[2j] + i x[2j + 1] by exp(i sign theta_j), in place.
 void rotate(int64_t M, const float* trig, float sign, float* x) {
   for (int64_t j = 0; j < M; j += 2) {
     const float c = trig[j];
@@ -152,11 +152,11 @@ void rotate(int64_t M, const float* trig, float sign, float* x) {
   }
 }
 
-// One sweep over a state [rows, width]: S = alpha S + a x^T in place and acc = S^T b. x and acc are workspace arrays, read and
+// One sweep over a state [rows, width]: S = alpha S + a x^T in place and acc = S^T b. x and acc are workspace arrays that are read and
 // written up to the next multiple of kAlign.
 //
-// Row after row, strictly in the order of addresses: four rows side by side load and store acc a quarter as often and take 2.2 us
-// for 128 KB in the L2 cache where this takes 3.5, but from memory they reached 0.74 of the speed of a scaling in place, and this 0.82.
+// Rows are processed strictly in address order. Four rows at a time would load and store acc a quarter as often and take 2.2 instead of 3.5
+// us for 128 KB in the L2 cache, but from memory they reach 0.74 of the speed of an in-place scaling where this order reaches 0.82.
 template <class Vec>
 void update_and_read(float* state, int64_t rows, int64_t width, float alpha, const float* a, const float* x, const float* b, float* acc) {
   constexpr int64_t kWidth = Vec::kWidth;
@@ -225,11 +225,12 @@ void add_rows(const float* table, int64_t width, const float* b, float* acc) {
   }
 }
 
-// exp of x, at most 0, to one unit in the last place. x = n ln 2 + r with |r| <= ln 2 / 2: the Taylor sum of exp(r) to r^7 is off
-// by 5e-9, and n goes into the exponent. Below -87 the result stays at exp(-87) = 1.6e-38: nothing beside the largest, which is 1.
+// exp(x) for x <= 0, accurate to one ulp. x = n ln 2 + r with |r| <= ln 2 / 2: the Taylor polynomial of exp(r) up to r^7 has an error of
+// 5e-9, and n is added to the exponent. Below -87 the result is clamped at exp(-87) = 1.6e-38, negligible next to the largest term, which
+// is 1.
 template <class Vec>
 Vec exp_not_positive(Vec x) {
-  const Vec clamped = max(Vec::broadcast(-87.0F), x);  // in this order a NaN stays one
+  const Vec clamped = max(Vec::broadcast(-87.0F), x);  // this operand order propagates NaN
   // Adding 1.5 * 2^23 leaves n, rounded, in the low bits of the sum.
   const Vec shift = Vec::broadcast(12582912.0F);
   const Vec shifted = fma(clamped, Vec::broadcast(1.44269504F), shift);
@@ -247,7 +248,7 @@ Vec exp_not_positive(Vec x) {
   return add_to_exponent(sum, shifted);
 }
 
-// x[0 .. n - 1] = softmax of the same, in place; overwrites x up to the next multiple of kAlign.
+// In-place softmax of x[0 .. n - 1]; overwrites x up to the next multiple of kAlign.
 template <class Vec>
 void softmax(int64_t n, float* x) {
   constexpr int64_t kWidth = Vec::kWidth;
@@ -265,8 +266,8 @@ void softmax(int64_t n, float* x) {
   for (int64_t i = 0; i < n; i += kWidth) mul(inverse, Vec::load(x + i)).store(x + i);
 }
 
-// read = table^T softmax(table scores) over the m active rows; probs is scratch. Meanwhile `next`, the state to be swept after
-// this, is brought in: the table comes from the cache, and the memory would have nothing to do.
+// read = table^T softmax(table scores) over the m active rows; probs is scratch. The table comes from cache, so memory would be idle: the
+// function prefetches `next`, the state that is swept afterwards.
 template <class Vec>
 void read_out(const float* table, int64_t M, const float* scores, float* probs, float* read, const float* next, const float* next_end) {
   const int64_t m = M - 1;

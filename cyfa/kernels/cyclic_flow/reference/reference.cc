@@ -1,9 +1,9 @@
-// The forward definition of cyclic_flow, once in each of the paper's three coordinate systems:
-//   forward_physical  eq:cyfa-physical-recurrence, eq:cyfa-physical-readout: dense P(delta) on relative-time slots;
-//   forward_fourier   eq:cyfa-relative-fourier: plane rotations of the state;
-//   forward_absolute  eq:cyfa-absolute-recurrence, eq:cyfa-absolute-readout: write vectors, and rotations of vectors only.
-// They share the token's norms and gates and the layout of states at the borders, and nothing of the recurrence or the
-// readout, so that their agreement is evidence. Called by tests, analyses and the `reference` backend.
+// The forward definition of cyclic_flow in each of the paper's three coordinate systems:
+//   forward_physical  eq:cyfa-physical-recurrence, eq:cyfa-physical-readout: dense P(delta) on relative-time slots
+//   forward_fourier   eq:cyfa-relative-fourier: plane rotations of the state
+//   forward_absolute  eq:cyfa-absolute-recurrence, eq:cyfa-absolute-readout: write vectors; only vectors are rotated
+// The three share norms, gates and the layout of initial and final states, but neither recurrence nor readout, so their agreement is
+// evidence of correctness. Called by tests, analyses and the `reference` backend. Allocates its results and overwrites nothing else.
 #include "cyfa/kernels/cyclic_flow/reference/reference.h"
 
 #include <algorithm>
@@ -23,8 +23,8 @@ struct Phase {
   double sine;
 };
 
-// cos and sin of 2 pi j tau / m. The whole part of tau is reduced modulo m before and after it meets j; both remainders
-// are exact, so a large clock costs no accuracy, and U(-tau) is the transpose of U(tau) bit for bit.
+// cos and sin of 2 pi j tau / m. The integer part of tau is reduced modulo m before and after the multiplication by j. Both remainders are
+// exact, so a large clock loses no accuracy, and U(-tau) is the transpose of U(tau) bit for bit.
 Phase phase(int64_t m, int64_t j, double tau) {
   const double period = static_cast<double>(m);
   const double frequency = static_cast<double>(j);
@@ -44,7 +44,7 @@ std::vector<double> normalised(int64_t width, const double* x, const double* wei
   return y;
 }
 
-// U(-clock) Phi^T slots: M x width from m x width, the inverse of relative_from_absolute.
+// U(-clock) Phi^T slots: M x width from m x width; the inverse of relative_from_absolute.
 std::vector<double> absolute_from_relative(int64_t M, int64_t width, const std::vector<double>& relative, double clock) {
   const std::vector<double> basis = detail::stored_basis(M);
   std::vector<double> rows(M * width, 0.0);
@@ -103,7 +103,7 @@ class PhysicalMemory {
   double clock_;
 };
 
-// eq:cyfa-relative-fourier; the readout of eq:cyfa-physical-readout with the slots written as Phi times the Fourier rows.
+// eq:cyfa-relative-fourier; the readout is eq:cyfa-physical-readout with slots = Phi times the Fourier rows.
 class FourierMemory {
  public:
   FourierMemory(const Inputs& in, int64_t h, const detail::State& start)
@@ -136,7 +136,7 @@ class FourierMemory {
     detail::rotate(shape_.M, shape_.V, tau, state.values.data());
   }
 
-  // rows <- alpha rows + beta b x^T with the b of eq:app-b-explicit
+  // rows <- alpha rows + beta b x^T, with b of eq:app-b-explicit
   void decay_and_write(int64_t width, const detail::Token& token, const double* x, std::vector<double>& rows) const {
     const double m = static_cast<double>(shape_.m());
     for (int64_t row = 0; row < shape_.M; ++row) {
@@ -152,7 +152,7 @@ class FourierMemory {
 
   Shape shape_;
   std::vector<double> table_;
-  detail::State state_;  // the rows are U(clock) times the absolute ones
+  detail::State state_;  // rows are U(clock) times the absolute-clock rows
 };
 
 // eq:cyfa-absolute-recurrence and eq:cyfa-absolute-readout.
@@ -229,7 +229,7 @@ std::vector<double> real_fourier_basis(int64_t m) {
 
 std::vector<double> fractional_shift(int64_t m, double tau) {
   const std::vector<double> basis = real_fourier_basis(m);
-  // Row r of Phi U(tau) mixes the cosine and sine columns of Phi by the 2 x 2 blocks of U.
+  // Row r of Phi U(tau): the 2 x 2 blocks of U mix the cosine and sine columns of Phi.
   std::vector<double> rotated = basis;
   for (int64_t j = 1; j <= (m - 1) / 2; ++j) {
     const Phase at = phase(m, j, tau);

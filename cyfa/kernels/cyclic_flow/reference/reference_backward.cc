@@ -1,7 +1,7 @@
-// backward_absolute: the adjoint of forward_absolute (eq:cyfa-absolute-recurrence, eq:cyfa-absolute-readout), derived by
-// hand; docs/operator.md has the derivation. One head of one sequence at a time walks backward with the adjoints of both
-// states and of the clock. States of the forward walk are kept at every kSegment-th token and rebuilt inside a segment,
-// so that the gate's gradient alpha <dS_t, S_{t-1}> meets the true S_{t-1}: nothing is ever divided by alpha.
+// backward_absolute: the hand-derived adjoint of forward_absolute (eq:cyfa-absolute-recurrence, eq:cyfa-absolute-readout); docs/operator.md
+// has the derivation. Each head of each sequence is processed in reverse with the adjoints of both states and of the clock. Forward states
+// are checkpointed every kSegment tokens and recomputed inside a segment, so the gate gradient alpha <dS_t, S_{t-1}> uses the true S_{t-1}
+// and nothing is divided by alpha. Called by tests and the `reference` backend. Allocates its results and overwrites nothing else.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kSegment = 64;
 
-// d/dtau of U(tau) x is 2 pi j / m times a quarter turn of the rotated pair j: <gradient, d(U(tau) x)/dtau>.
+// <gradient, d(U(tau) x)/dtau>. The derivative of U(tau) x is a quarter turn of each rotated pair j times 2 pi j / m.
 double rotation_slope(int64_t M, const double* rotated, const double* gradient) {
   const double turn = 2.0 * std::numbers::pi / static_cast<double>(M - 1);
   double sum = 0.0;
@@ -25,7 +25,7 @@ double rotation_slope(int64_t M, const double* rotated, const double* gradient) 
   return sum;
 }
 
-// Adjoint of y = x rms^-1(x) weight; y = x where weight is null. Writes dx and adds to dweight.
+// Adjoint of y = x / rms(x) * weight, or of y = x if weight is null. Writes dx and accumulates into dweight.
 void norm_backward(int64_t width, const double* x, const double* weight, double eps, const double* dy, double* dx, double* dweight) {
   if (weight == nullptr) {
     std::copy_n(dy, width, dx);
@@ -43,7 +43,7 @@ void norm_backward(int64_t width, const double* x, const double* weight, double 
 
 class HeadBackward {
  public:
-  // d_table [m, M] and `out` are added to (norm weights, table) or written (the rest).
+  // Accumulates into d_table [m, M] and into the norm weights' gradients of `out`; writes the other gradients of `out`.
   HeadBackward(const Inputs& in, const OutputGradients& grad, int64_t n, int64_t h, const double* table, double* d_table,
                InputGradients& out)
       : in_(in), grad_(grad), shape_(in.shape), pair_(n * shape_.H + h), n_(n), h_(h), table_(table), d_table_(d_table), out_(out) {}
@@ -81,8 +81,8 @@ class HeadBackward {
     if (grad_.final_clock != nullptr) d_clock_ = grad_.final_clock[pair_];
   }
 
-  // On entry d_keys_, d_values_ and d_clock_ are the adjoints of the state after token t as the later tokens and the
-  // final state see it; on return they are those of the state before token t.
+  // On entry d_keys_, d_values_ and d_clock_ are the adjoints of the state after token t with respect to later tokens and the final state.
+  // On return they are the adjoints of the state before token t.
   void token_backward(int64_t t, const detail::State& before, const detail::State& after) {
     const int64_t M = shape_.M;
     const int64_t row = t * shape_.H + h_;
@@ -138,7 +138,7 @@ class HeadBackward {
     for (int64_t s = 0; s < m; ++s) d_logits[s] = p[s] * (d_logits[s] - mean);
     detail::add_outer(m, M, d_logits.data(), rotated.data(), d_table_);
 
-    std::vector<double> d_scores = detail::multiply_transposed(m, M, table_, d_logits.data());  // of `rotated`, turned back below
+    std::vector<double> d_scores = detail::multiply_transposed(m, M, table_, d_logits.data());  // adjoint of `rotated`; rotated back below
     d_clock_ += rotation_slope(M, rotated.data(), d_scores.data());
     detail::rotate(M, 1, -state.clock, d_scores.data());
     detail::add_outer(M, shape_.K, d_scores.data(), token.q.data(), d_keys_.data());
@@ -191,7 +191,7 @@ InputGradients backward_absolute(const Inputs& in, const OutputGradients& grad) 
     const std::vector<double> table = readout_table(s.M, in.readout + h * m * m);
     std::vector<double> d_table(m * s.M, 0.0);
     for (int64_t n = 0; n < s.N; ++n) HeadBackward(in, grad, n, h, table.data(), d_table.data(), out).run();
-    // A = R Phi, so dR = dA Phi^T; the padding column of Phi is zero and takes no part.
+    // A = R Phi, hence dR = dA Phi^T. The padding column of Phi is zero and contributes nothing.
     for (int64_t row = 0; row < m; ++row) {
       const std::vector<double> d_row = detail::multiply(m, s.M, basis.data(), &d_table[row * s.M]);
       std::copy(d_row.begin(), d_row.end(), out.readout.begin() + (h * m + row) * m);

@@ -1,6 +1,6 @@
-// What reference.cc and reference_backward.cc share: one token's gated inputs, one head's absolute-clock state, and the
-// few products of small dense matrices. Matrices are row-major; the K-state is held as M x K here (slots are rows, as in
-// the paper) and transposed from and to the stored K x M at the borders.
+// Helpers shared by reference.cc and reference_backward.cc: one token's inputs after norms and gates, one head's absolute-clock state, and
+// small dense linear algebra. Matrices are row-major. Inside the reference the key state is M x K (slots are rows, as in the paper); it is
+// transposed from and to the stored K x M on entry and exit.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 namespace cyfa::cyclic_flow::reference::detail {
 
-// Throws std::invalid_argument where the shape or the offsets make no sense.
+// Throws std::invalid_argument if the shape or the offsets are invalid.
 void check(const Inputs& in);
 
 struct Token {
-  std::vector<double> q;      // [K], after its norm and the scale
-  std::vector<double> k;      // [K], after its norm
+  std::vector<double> q;      // [K], after norm and scale
+  std::vector<double> k;      // [K], after norm
   const double* v = nullptr;  // [V]
   double alpha = 1.0;
   double delta = 0.0;
@@ -33,16 +33,16 @@ struct State {
 
 State initial_state(const Inputs& in, int64_t n, int64_t h);
 
-// beta U(-clock) b: what a token adds to both states, in the slot direction.
+// beta U(-clock) b: the vector over slots that a token writes into both states.
 std::vector<double> write_vector(const Shape& shape, const Token& token, double clock);
 
 // eq:cyfa-cumulative-clock, then eq:cyfa-absolute-recurrence.
 void advance(const Shape& shape, const Token& token, State& state);
 
-// rows <- U(tau) rows for an M x width matrix in stored order; pair 0 (DC, padding) is left alone.
+// rows <- U(tau) rows for an M x width matrix in stored order; pair 0 (DC, padding) is left unchanged.
 void rotate(int64_t M, int64_t width, double tau, double* rows);
 
-// Phi with its columns in stored order: m x M, column 1 zero.
+// Phi with columns in stored order: m x M, column 1 is zero.
 std::vector<double> stored_basis(int64_t M);
 
 // 1 / sqrt(mean(x^2) + eps).

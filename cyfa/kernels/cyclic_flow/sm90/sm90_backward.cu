@@ -1,19 +1,22 @@
-// Backward of cyclic_flow on Hopper (docs/operator.md, "Chunks" and "The gate's gradient"): its small stages and the order of all.
-//   readout      U, dY, the table's gradient                   sm90_backward_readout.cu
-//   states       dS' at tile ends                              sm90_backward_states.cu
-//   through      <S, dS'> of tiles that keep something of S    sm90_backward_through.cu
-//   values, keys dV, dK, dQ, scalars of the tokens             sm90_backward_values.cu, sm90_backward_keys.cu
-//   sums         dlog_alpha, ddelta and dbeta from these, tile by tile; the gradients of the readout and of the norms' weights, over blocks
-// With two sections of slots the readout goes in launches of its own (sm90_backward_sections.cu), then states and passes a section at a
-// time; the sums are over both. Where rows are normalised first (sm90_norms.cu), the kernels see no norm, and its adjoint comes before the
-// sums. No stage adds with atomics: equal runs give equal bits.
+// Backward of cyclic_flow on Hopper (docs/operator.md, "Chunks" and "The gate's gradient"): the sequence of launches, and the last of them.
+//   readout      U, dY, the table's gradient                    sm90_backward_readout.cu
+//   states       dS' at tile ends                               sm90_backward_states.cu
+//   through      <S, dS'> of tiles that retain part of S        sm90_backward_through.cu
+//   values, keys dV, dK, dQ, per-token scalars                  sm90_backward_values.cu, sm90_backward_keys.cu
+//   sums         dlog_alpha, ddelta and dbeta from the scalars, per tile; the gradients of the readout and of the norm weights, summed
+//                over thread blocks
+// With two sections of slots, the readout is a series of launches (sm90_backward_sections.cu), and states, through and the passes run once
+// per section; sums adds both. With normalise_first (sm90_norms.cu) the kernels see no norm, and its adjoint runs before sums. No launch
+// uses atomics: identical calls give bitwise identical results.
+//
+// Called by cyfa/ops/cyclic_flow/sm90.cc. Overwrites all gradients and the workspace; d_q, d_k and d_v hold intermediates in between.
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_backward_device.cuh"
 
 namespace cyfa::cyclic_flow {
 namespace sm90_backward_stages {
 namespace {
 
-// Inclusive sum over the lanes of a warp.
+// Inclusive prefix sum over the lanes of a warp.
 __device__ __forceinline__ double warp_scan(double x) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
@@ -32,7 +35,7 @@ __device__ __forceinline__ double lanes_sum(double x) {
   return x;
 }
 
-// <S, dS'> and X(S, dS') of what passes through a whole tile, by 16 lanes; `last` is the place of its last token in [H, T].
+// <S, dS'> and X(S, dS') of what passes through a whole tile, by 16 lanes. `last` is the index of the tile's last token in [H, T].
 template <int kSections>
 __device__ __forceinline__ double2 passing(const Workspace& w, int64_t tile_and_head, int64_t last, int64_t next) {
   static_assert(kWholeParts == 16);
@@ -51,12 +54,12 @@ __device__ __forceinline__ void copy_async_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
-constexpr int kHeads = 4;                // of a block: a token's heads are neighbours in memory
-constexpr int kTiles = kWarps / kHeads;  // and tiles: a warp takes a tile of a head, a lane four tokens
-constexpr int kPitch = kC + 8;           // of a head's tokens in shared memory: heads on banks of their own
+constexpr int kHeads = 4;                // heads per block: a token's heads are adjacent in memory
+constexpr int kTiles = kWarps / kHeads;  // tiles per block: a warp takes one tile of one head, a lane four tokens
+constexpr int kPitch = kC + 8;           // pitch of a head's tokens in shared memory: the heads use different banks
 static_assert(kC == 4 * 32);
 
-// Four neighbouring tokens' numbers of each of N arrays, zeros from `real` on; all loads before the first use.
+// Loads four adjacent tokens' values of each of N arrays, zeros from `real` on. All loads are issued before the first use.
 template <int N>
 __device__ __forceinline__ void load_tokens(float (&x)[N][4], const float* const (&from)[N], int64_t at, int real) {
   if (real >= 4 && at % 4 == 0) {
@@ -66,7 +69,7 @@ __device__ __forceinline__ void load_tokens(float (&x)[N][4], const float* const
       x[n][0] = four.x, x[n][1] = four.y, x[n][2] = four.z, x[n][3] = four.w;
     }
   } else {
-    at += anew(0);  // or addresses are found before the branch, for both sides
+    at += anew(0);  // otherwise the addresses of both branches are computed before the branch
 #pragma unroll
     for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -75,7 +78,7 @@ __device__ __forceinline__ void load_tokens(float (&x)[N][4], const float* const
   }
 }
 
-// Where a thread's k-th number of a block lies in [T, H]: half a tile of four heads at a time.
+// Index in [T, H] of a thread's k-th element of a block: half a tile of four heads at a time.
 struct Place {
   int head, i;
   int64_t at;
@@ -95,12 +98,15 @@ __device__ __forceinline__ double sum_of(const float (&x)[4]) {
   return (static_cast<double>(x[0]) + static_cast<double>(x[1])) + (static_cast<double>(x[2]) + static_cast<double>(x[3]));
 }
 
-// The gates' and the clocks' gradients of two tiles, four heads each.
-// Gate s has its share of: pairs and reads of the state that end at s or later and begin before it, writes that come before it and reach
-// the tile's end, and what passes through the whole tile.
-// ddelta of a token is the sum of dclock from it on, which is the sum over all pairs that it parts. At a tile's end that is known from its
-// end state alone, so no error is carried from tile to tile; and what a tile's own sum misses at its start, known from the tile before, is
-// taken back evenly. Where a sequence starts from nothing, nothing is parted at its start (Proposition 6).
+// Gradients of gates and clocks for two tiles of four heads.
+//
+// Gate s receives the contributions of pairs and of state reads that end at s or later and start before s, of writes before s that reach
+// the tile's end, and of what passes through the whole tile.
+//
+// ddelta of token u is the sum of dclock from u on, which equals the sum over all pairs (s, t) with s < u <= t. At a tile's end that sum
+// follows from the end state alone, so no error accumulates from tile to tile. The residual of a tile's own sum at its start, which is
+// known from the previous tile, is distributed evenly over the tile. At the start of a sequence without initial state the sum is zero
+// (Proposition 6).
 template <int kSections>
 __device__ __forceinline__ void token_gradients(const Sm90BackwardParams& p, const Workspace& w, int block, int64_t next) {
   __shared__ float results[kTiles][4][kHeads][kPitch];  // gradients of log_alpha, delta and beta; log_alpha
@@ -112,19 +118,19 @@ __device__ __forceinline__ void token_gradients(const Sm90BackwardParams& p, con
   const int h = heads + warp % kHeads;
   const int tile_index = first_of_block + warp / kHeads;
 #pragma unroll
-  for (int k = 0; k < kTiles * 2; ++k) {  // needed last, so that they come meanwhile
+  for (int k = 0; k < kTiles * 2; ++k) {  // needed last: the copies overlap the rest
     const Place place(p, first_of_block, heads, k);
     if (place.some) copy_async_4(shared_address(&results[k / 2][3][place.head][place.i]), p.in.log_alpha + place.at);
   }
   if (h < p.in.H && tile_index < p.in.tiles) {
     const bool first = p.in.first_tile[p.in.tile[tile_index].sequence] == tile_index;
-    const float2* whole = w.whole + (static_cast<int64_t>(tile_index) * p.in.H + h) * 2 * kWholeParts;  // for `passing`
+    const float2* whole = w.whole + (static_cast<int64_t>(tile_index) * p.in.H + h) * 2 * kWholeParts;  // for passing()
     asm volatile("prefetch.global.L2 [%0];" ::"l"(whole + lane));
     float* to = &results[warp / kHeads][0][warp % kHeads][4 * lane];
     double later[4] = {};
     double written[4] = {};
     double clock[4] = {};
-    // What crosses the tile's end, its start and the sequence's end: X(W, dW) from the end state, both passes.
+    // What crosses the tile's end and its start: X(W, dW) with respect to the end state, both passes.
     double at_end = 0.0;
     double at_start = 0.0;
     {
@@ -160,7 +166,7 @@ __device__ __forceinline__ void token_gradients(const Sm90BackwardParams& p, con
       *reinterpret_cast<float4*>(to + 2 * kHeads * kPitch) =
           make_float4(static_cast<float>(beta[0]), static_cast<float>(beta[1]), static_cast<float>(beta[2]), static_cast<float>(beta[3]));
     }
-    const Tile tile = p.in.tile[anew(tile_index)];  // needs no registers meanwhile
+    const Tile tile = p.in.tile[anew(tile_index)];  // read again to save registers
     const int64_t start = h * p.in.T + tile.token;
     const int real = tile.tokens - 4 * lane;
     const auto crossing_of = [&](int64_t first_token, int tokens) {
@@ -176,13 +182,13 @@ __device__ __forceinline__ void token_gradients(const Sm90BackwardParams& p, con
     if (!first) at_start = crossing_of(start - kC, kC);
     at_end = lanes_sum<32>(at_end);
     at_start = lanes_sum<32>(at_start);
-    const bool before = lane >= 16 && !first;  // what passes through the tile before
+    const bool before = lane >= 16 && !first;  // lanes for what passes through the previous tile
     const double2 through =
         passing<kSections>(w, (tile_index - (before ? 1 : 0)) * int64_t{p.in.H} + h, before ? start - 1 : start + tile.tokens - 1, next);
     at_end += __shfl_sync(0xFFFFFFFF, through.y, 0);
     if (!first) at_start += __shfl_sync(0xFFFFFFFF, through.y, 16);
     const double through_gates = __shfl_sync(0xFFFFFFFF, through.x, 0);
-    // What comes in through the final state is not parted: no clock turns it later.
+    // What enters through the final state is not a pair: no later clock rotates it.
     double final_clock = p.grad_final_clock != nullptr ? p.grad_final_clock[tile.sequence * p.in.H + h] : 0.0;
     if (p.grad_final_k != nullptr || p.grad_final_v != nullptr) {
       const int last_index = p.in.first_tile[tile.sequence + 1] - 1;
@@ -191,7 +197,7 @@ __device__ __forceinline__ void token_gradients(const Sm90BackwardParams& p, con
       final_clock -= lanes_sum<32>(crossing_of(last_start, last.tokens));
       final_clock -= passing<kSections>(w, last_index * int64_t{p.in.H} + h, last_start + last.tokens - 1, next).y;
     }
-    // Sums over the lanes before this one.
+    // Exclusive prefix sums over the lanes.
     const auto before_lane = [](const double(&x)[4], double& all) {
       const double mine = (x[0] + x[1]) + (x[2] + x[3]);
       const double sum = warp_scan(mine);
@@ -227,18 +233,18 @@ __device__ __forceinline__ void token_gradients(const Sm90BackwardParams& p, con
     const Place place(p, anew(first_of_block), heads, k);
     if (!place.some) continue;
     const auto& x = results[k / 2];
-    // The gradient has a factor alpha, which the sums show only up to their rounding.
+    // The gradient has a factor alpha, which the sums reproduce only up to rounding.
     p.d_log_alpha[place.at] = x[3][place.head][place.i] < -60.0F ? 0.0F : x[0][place.head][place.i];
     p.d_delta[place.at] = x[1][place.head][place.i];
     p.d_beta[place.at] = x[2][place.head][place.i];
   }
 }
 
-constexpr int kWeightColumns = 8;  // of the norms' weights that a block sums
+constexpr int kWeightColumns = 8;  // columns of the norm weights that a block sums
 __host__ __device__ inline int weight_parts(const Sm90BackwardParams& p) { return p.in.K / kWeightColumns; }
 
-// Gradients of the norms' weights over all rows: 32 threads a column. Only the product of both weights matters to the loss, so that one
-// sum of the key pass serves both, times the other weight; where rows were normalised first each has its own.
+// Gradients of the norm weights over all rows, 32 threads per column. Only the product of both weights affects the loss, so one sum from
+// the key pass, times the other weight, serves both. With normalise_first each weight has its own sum.
 __device__ __forceinline__ void sum_weights(const Sm90BackwardParams& p, const Workspace& w, int block, int64_t rows, int64_t next) {
   __shared__ float sums[kWarps][kWeightColumns];
   const bool apart = normalises_first(p.in);
@@ -269,14 +275,14 @@ __device__ __forceinline__ void sum_weights(const Sm90BackwardParams& p, const W
   }
 }
 
-constexpr int kStripRows = 8;  // of the table's gradient that a block sums: four and the four that are eight further on
+constexpr int kStripRows = 8;  // rows of the table's gradient per block: four, and the four that are eight further on
 
-// The readout's gradient, dA Phi^T: the blocks' sums of all coordinates of a strip, each quarter of the table (all of it, with one section)
-// in the order of its threads and their registers (sm90/wgmma.cuh). Then its product with Phi^T: slots s and m - s share cosines, and
-// sines but for the sign.
+// The readout's gradient dR = dA Phi^T for a strip of rows. First sums the thread blocks' partial dA, which are stored in the register
+// order of the accumulators (sm90/wgmma.cuh), one quarter of the table at a time (with one section, all of it). Then multiplies by Phi^T:
+// slots s and m - s share the cosines, and the sines up to sign.
 template <int kSections>
 __device__ __forceinline__ void readout_gradient(const Sm90BackwardParams& p, const Workspace& w, int h, int strip, int blocks) {
-  __shared__ float4 table[kM][kStripRows / 2];  // of a frequency: cosine and sine of a row, then of the one eight further on
+  __shared__ float4 table[kM][kStripRows / 2];  // per frequency: cosine and sine of a row, then of the row eight further on
   const int thread = static_cast<int>(threadIdx.x);
   const int m = p.in.M - 1;
   const int in_warp = strip % 2 * 16 + thread % 16;
@@ -330,14 +336,14 @@ __device__ __forceinline__ void readout_gradient(const Sm90BackwardParams& p, co
   }
 }
 
-// What follows the passes and does not depend on one another, by ranges of blocks, the longest first: the readout; the norms' weights; two
-// tiles and four heads each.
+// The independent reductions after the passes, assigned to ranges of blocks, longest first: the readout's gradient, the norm weights'
+// gradients, and the token gradients (two tiles and four heads per block).
 template <int kSections>
 __global__ void __launch_bounds__(kThreads, kSections == 1 ? 3 : 2)
     cyclic_flow_backward_sums_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w, int blocks,
                                    int64_t weight_rows, int64_t next) {
   int block = static_cast<int>(blockIdx.x);
-  if (block == 0 && p.d_initial_clock != nullptr) {  // of sequences without tokens
+  if (block == 0 && p.d_initial_clock != nullptr) {  // sequences without tokens
     for (int i = static_cast<int>(threadIdx.x); i < p.in.N * p.in.H; i += kThreads) {
       const int n = i / p.in.H;
       if (p.in.first_tile[n] == p.in.first_tile[n + 1]) p.d_initial_clock[i] = p.grad_final_clock != nullptr ? p.grad_final_clock[i] : 0.0;

@@ -1,6 +1,6 @@
-// What the stages of cyclic_flow's backward on Hopper share: the workspace, and the element-wise steps between matrix products.
-// A block of the tile-wise stages has two warpgroups of 64 tokens each; a thread owns rows `row` and `row + 8` of the tile and, of every
-// 8 columns, the pair 2 q, 2 q + 1 with q = lane % 4 (sm90/wgmma.cuh).
+// Shared by all launches of the Hopper backward: the workspace and its layout, and device functions between matrix products. In the
+// tile-wise launches two warpgroups own 64 tokens each; a thread owns rows `row` and `row + 8` of the tile and, of every 8 columns, columns
+// 2 q and 2 q + 1 with q = lane % 4 (sm90/wgmma.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,43 +17,44 @@ using cyclic_flow::gate_between;
 constexpr int kThreads = 256;  // two warpgroups
 constexpr int kWarps = kThreads / 32;
 constexpr int kWide = kC * kD * 2;    // bytes of a tile of keys, queries or values, and of a state
-constexpr int kNarrow = kC * kM * 2;  // bytes of a tile of write vectors, slot weights or scores, and of a table
-constexpr int kReadoutBlocks = 132;   // blocks of the readout stage; each sums its own gradient of the table
-constexpr int kWholeParts = 16;       // of the sums over one state: 16 slots and 128 columns each
+constexpr int kNarrow = kC * kM * 2;  // bytes of a tile of write vectors, U or scores, and of a table
+constexpr int kReadoutBlocks = 132;   // thread blocks of the readout; each accumulates its own dA
+constexpr int kWholeParts = 16;       // partial sums per state: 16 slots and 128 columns each
 
 enum Pass { kKeys = 0, kValues = 1 };
 
-// Scalars of tokens are [H, T]. rq = scale / rms(q) and rk = 1 / rms(k) stand for the norms (scale and 1 where there are none); their
-// weights, multiplied, are `weight`. So q and k are used as they came:
+// Per-token scalars are [H, T]. With rq = scale / rms(q) and rk = 1 / rms(k) (scale and 1 without norms) and `weight` the product of both
+// norm weights, the kernels use q and k as given:
 //   W~ = rk W      dY~ = rq dY      S_K = stored state * k's weight      dS_K = stored gradient * q's weight
 struct Workspace {
-  // Of forward (sm90_parts.cuh).
+  // Kept by forward (sm90_parts.cuh).
   const float2* gate;
   const uint32_t* turn;
   const float* rate[2];  // 1 / rms of k and of q
-  const bf16* states;    // S at tile starts: rows [.., D], those of a state from state_row() on
+  const bf16* states;    // S at tile starts, slots x columns; state_row() gives a state's first row
   const __half* scores;  // [T, H, P] Z / kScoreUnit
   const __half* table;
   const float* table_unit;
-  const float* weight;  // [K]
-  float* read[2];       // of a pass: <state's share of its output, its gradient>, for the gates from the tile's start to the token
-  float* later[2];      // pairs (token, earlier token) of the tile, summed over the earlier one
-  float* earlier[2];    // the same, summed over the later one
-  float* written[2];    // <token's write, gradient of the tile's end state>, for the gates after the token
-  float* beta[2];       // <phi, dW>
-  float* turned[3];     // X(W, dW) of both passes; X(Y, dY) - X(U, dU)
-  float* crossing[2];   // the part of X(W, dW) that comes from the gradient of the tile's end state
-  float* along;         // <Y, dY>, which is <Q, dQ>
-  float2* whole;        // [tiles, H, 2, kWholeParts] parts of <S, dS'> and of X(S, dS') / (2 pi / m)
-  bf16* d_scores;       // [T, H, 2 kM] dY~ in the first half of each row: those of d_k, where they have the size, else rows of their own
-  bf16* weights;        // U in the second half
-  bf16* spare;          // [N, H, 2, kM, state_width] dS' at the end of a sequence's last tile, where that is not full
-  float* carried;       // dS' at the ends of segments, only where a walk is cut
-  float4* d_tables;     // [table blocks, H, quarters, kM * kM / 4] in the order of the threads and their registers
-  float* d_units;       // [tiles, H, 2] what dX and dL of each half of a tile were divided by; only with two sections
-  float* row_units;     // [H, T] what rows of dX were divided by; only with two sections
-  float* d_weights;     // [weight_rows, K] sums of q dq without weights; with normalise_first [2, weight_rows, K] of k and of q
-  bf16* rows[2];        // [T, H, K] normalised k and q, only with normalise_first
+  const float* weight;  // [K] product of the norm weights
+  // Per-token scalars, one array per pass (Pass).
+  float* read[2];      // <the state's part of the output, its gradient>: for the gates from the tile's start to the token
+  float* later[2];     // pairs (token, earlier token) within the tile, summed over the earlier one
+  float* earlier[2];   // pairs (later token, token) within the tile, summed over the later one
+  float* written[2];   // <the token's write, gradient of the tile's end state>: for the gates after the token
+  float* beta[2];      // <phi, dW>
+  float* turned[3];    // X(W, dW) of both passes; X(Y, dY) - X(U, dU)
+  float* crossing[2];  // the part of X(W, dW) that comes from the gradient of the tile's end state
+  float* along;        // <Y, dY> = <Q, dQ>
+  float2* whole;       // [tiles, H, 2, kWholeParts] partial sums of <S, dS'> and of X(S, dS') / (2 pi / m)
+  bf16* d_scores;      // [T, H, 2 kM] dY~ in the first half of each row; aliases d_k if K = 2 kM
+  bf16* weights;       // U, the second half of the same rows
+  bf16* spare;         // [N, H, 2, kM, state_width] dS' at the end of a sequence's last tile if that is not full
+  float* carried;      // dS' at the starts of segments; only if a sequence is split
+  float4* d_tables;    // [table blocks, H, quarters, kM * kM / 4] in accumulator register order
+  float* d_units;      // [tiles, H, 2] divisors of dX and dL per half tile; only with two sections
+  float* row_units;    // [H, T] divisors of the rows of dX; only with two sections
+  float* d_weights;    // [weight_rows, K] sums of q dq without weights; with normalise_first [2, weight_rows, K] of k and of q
+  bf16* rows[2];       // [T, H, K] normalised k and q, only with normalise_first
   int64_t bytes;
   Slots slots;
 };
@@ -63,14 +64,14 @@ inline int readout_blocks_of_head(const Sm90BackwardParams& p) {
   return p.in.tiles < most ? p.in.tiles : most;
 }
 
-// The table's gradient is summed by so many blocks for each of its quarters of [kM, kM]; there is but one where there is one section.
+// Thread blocks that sum each quarter [kM, kM] of the table's gradient. With one section there is one quarter, the whole table.
 inline int quarters_of_table(const Sm90BackwardParams& p) { return p.in.M > kM ? 4 : 1; }
 inline int table_blocks(const Sm90BackwardParams& p) {
   const int blocks = readout_blocks_of_head(p) / quarters_of_table(p);
   return blocks > 0 ? blocks : 1;
 }
 
-// Partial sums for the gradients of the norms' weights: one of each warp of the key pass's blocks.
+// Number of partial sums for the gradients of the norm weights: one per warp of the key pass.
 inline int64_t weight_rows(const Sm90BackwardParams& p) { return static_cast<int64_t>(readout_blocks_of_head(p)) * p.in.H * kWarps; }
 
 // Whether some tile has fewer than kC tokens.
@@ -122,8 +123,8 @@ inline Workspace workspace_of(const Sm90BackwardParams& p) {
   return w;
 }
 
-// The parameters of one of two sections. The first has the caller's gradients and the workspace's start; the second a workspace after it,
-// and then room for gradients of q, k and v of its own, which are added to the first's in the end.
+// Parameters for one of two sections. The first uses the caller's gradients and the start of the workspace. The second has its own
+// workspace after it, followed by its own gradients of q, k and v, which backward_join adds to the first's.
 inline int64_t room_of_gradient(const Sm90BackwardParams& p) { return align_up(p.in.T * p.in.H * kD * 2); }
 inline Sm90BackwardParams section_of(const Sm90BackwardParams& p, int section) {
   Sm90BackwardParams r = p;
@@ -138,8 +139,8 @@ inline Sm90BackwardParams section_of(const Sm90BackwardParams& p, int section) {
   return r;
 }
 
-// dS' at the end of a tile, slots by columns: where the tile's own gradient of q (keys) or v (values) will be, which has its size, or in
-// `spare`. `stride` is the distance of slots.
+// Location of dS' at the end of a tile, slots x columns: in the tile's own rows of d_q (keys) or d_v (values), which have the same size, or
+// in `spare` for a short tile. `stride` is the distance between slots.
 struct StatePlace {
   bf16* at;
   int64_t stride;
@@ -151,8 +152,8 @@ inline __device__ StatePlace d_state_at(const Sm90BackwardParams& p, const Works
   return {static_cast<bf16*>(pass == kKeys ? p.d_q : p.d_v) + (tile.token * H + h) * width, H * width};
 }
 
-// Operands of products in tiles of 128 rows, at a constant distance in bytes from a place in shared memory that is given as its address /
-// 16: along_columns and along_rows of sm90/tile.cuh in one addition.
+// Operand descriptors for tiles of 128 rows, at a constant byte distance from a shared memory address / 16: along_columns and along_rows of
+// sm90/tile.cuh as one addition.
 __device__ __forceinline__ uint64_t operand(uint32_t place, int distance, int leading) {
   return static_cast<uint64_t>(1U << 30 | 1024 >> 4) << 32 | (place + static_cast<uint32_t>(distance >> 4 | leading >> 4 << 16));
 }
@@ -163,19 +164,19 @@ __device__ __forceinline__ uint64_t rows_of(uint32_t place, int distance, int ro
   return operand(place, distance + row * kRowBytes, kC * kRowBytes);
 }
 
-// Stages, in order; each launches on the stream and returns cudaGetLastError().
+// The launches in order. Each enqueues on the stream and returns cudaGetLastError().
 cudaError_t backward_readout(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_states(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_through(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_passes(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_norms(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_sums(const Sm90BackwardParams& p, cudaStream_t stream);
-// In place of backward_readout, and after the passes, where there are two sections.
+// With two sections: instead of backward_readout, and after the passes.
 cudaError_t backward_readout_of_sections(const Sm90BackwardParams (&sections)[2], cudaStream_t stream);
 cudaError_t backward_join(const Sm90BackwardParams (&sections)[2], cudaStream_t stream);
 
-// `kRows` rows of `kPieces` 16-byte pieces from memory to a tile by `kBy` threads; rows from `real` on become zero. A thread keeps to one
-// piece and, since it goes down by multiples of 8 rows, to one place in the swizzle.
+// Copies `kRows` rows of `kPieces` 16-byte pieces from global memory to a tile with `kBy` threads; rows from `real` on become zero. A
+// thread always handles the same piece and, since it advances by multiples of 8 rows, the same swizzle position.
 template <int kRows, int kPieces, int kBy>
 __device__ __forceinline__ void load_tile(uint32_t tile, const bf16* from, int64_t stride, int real) {
   constexpr int kStep = kBy / kPieces;
@@ -200,16 +201,16 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const bf16* from, int64
   }
 }
 
-// 2^x, one instruction; 0 at minus infinity.
+// 2^x in one instruction; 0 at minus infinity.
 __device__ __forceinline__ float power_of_2(float x) { return exp2_fast(x); }
 
-// gate_between where `in_order`, else 0, without a branch.
+// gate_between if `in_order`, else 0, without a branch.
 __device__ __forceinline__ float gate_between(float2 later, float2 earlier, bool in_order) {
   const float x = (later.x - earlier.x) + (later.y - earlier.y);
   return power_of_2(in_order ? x : -INFINITY);
 }
 
-// The gates of a tile's rows; rows beyond the last token repeat it.
+// Cumulative gates of a tile's rows; rows past the last token repeat it.
 __device__ __forceinline__ void load_gates(float2* to, const Workspace& w, const Sm90BackwardParams& p, const Tile& tile, int h) {
   if (threadIdx.x < kC) to[threadIdx.x] = w.gate[h * p.in.T + tile.token + min(static_cast<int>(threadIdx.x), tile.tokens - 1)];
 }
@@ -218,7 +219,7 @@ __device__ __forceinline__ void phase(uint32_t turn, int j, float& sine, float& 
   __sincosf(static_cast<float>(static_cast<int32_t>(turn * static_cast<uint32_t>(j))) * kRadians, &sine, &cosine);
 }
 
-// The same value, of which the compiler knows nothing: what follows from it is computed again rather than kept in registers.
+// Returns x as a value opaque to the compiler, so that dependent values are recomputed instead of kept in registers.
 template <typename T>
 __device__ __forceinline__ T anew(T x) {
   asm volatile("" : "+r"(x));
@@ -230,8 +231,8 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
 }
 
-// The four lanes of a quad hold two columns each of four neighbouring 8-column blocks; afterwards lane q holds the eight columns of block
-// q. Its own inverse.
+// 4 x 4 transpose within a quad. Before: each lane holds two columns of four adjacent 8-column blocks. After: lane q holds all eight
+// columns of block q. Self-inverse.
 __device__ __forceinline__ uint4 transpose_quad(uint4 v) {
   const int q = threadIdx.x % 4;
   uint32_t x = __shfl_xor_sync(0xFFFFFFFF, (q & 1) ? v.x : v.y, 1);
@@ -255,12 +256,12 @@ __device__ __forceinline__ uint4 transpose_quad(uint4 v) {
   return v;
 }
 
-// Four 8-column blocks of a bf16 row from memory; transpose_quad makes them this thread's pair of each.
+// Loads four 8-column blocks of a bf16 row; transpose_quad turns them into this thread's column pair of each block.
 __device__ __forceinline__ uint4 fetch_blocks(const bf16* row, int block, bool valid) {
   return valid ? *reinterpret_cast<const uint4*>(row + 8 * (block + static_cast<int>(threadIdx.x % 4))) : make_uint4(0, 0, 0, 0);
 }
 
-// Rows `row` and `row + 8` of a 64 x 2 N accumulator to memory as bf16.
+// Stores rows `row` and `row + 8` of a 64 x 2 N accumulator as bf16.
 template <int N>
 __device__ __forceinline__ void store_rows(const float (&d)[N], bf16* row0, bf16* row8, bool valid0, bool valid8) {
 #pragma unroll
@@ -303,7 +304,7 @@ __device__ __forceinline__ void store_shared(uint32_t at, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
 
-// A packed 64 x 128 accumulator to its rows of a tile [C, 128] in shared memory.
+// Stores a 64 x 128 accumulator in bf16 to its rows of a tile [C, 128] in shared memory.
 __device__ __forceinline__ void put_rows(uint32_t tile, int row, const uint32_t (&a)[8][4]) {
   const int q = threadIdx.x % 4;
 #pragma unroll

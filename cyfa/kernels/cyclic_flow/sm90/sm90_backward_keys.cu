@@ -1,24 +1,28 @@
-// The key pass of cyclic_flow's backward on Hopper, a tile of one head at a time (sm90_backward_pass.cuh), through the norms of q and k:
-//   ok = f (D * (phi dY~^T))^T q + f b (phi dS_K')          dk = w ok - k <K, dK> rk^2 / D
-//   oq = f (D * (phi dY~^T)) k + a (dY~ S_K)                dq = w oq - q <Q, dQ> / rms(q)^2 / D
-// the scalars of its tokens, and sums of q oq for the gradients of the norms' weights. Those serve both: summed over a sequence k ok and q
-// oq are the same, since only the product of the weights matters.
-// S_K comes where the first two panels of dS_K' and dY~ were; the gradients of pairs change hands, to be transposed, in the last two of
-// dS_K'. Overwrites d_k, which holds U and dY~, and d_q, which holds dS_K': a tile's are all in shared memory before the first of its
-// gradients is stored. Narrower heads need only the first panels' places for S_K.
+// The key pass of the Hopper backward, one tile of one head at a time, including the norms of q and k. In the notation of
+// sm90_backward_pass.cuh, with rows s, columns t >= s and D_st the decay from s to t:
+//   ok = f (D * (phi dY~^T)) q + f b (phi dS_K')           dk = w ok - k <K, dK> rk^2 / d_k
+//   oq = (f D * (phi dY~^T))^T k + a (dY~ S_K)             dq = w oq - q <Q, dQ> / rms(q)^2 / d_k
+// (states as stored, slots x columns). Also the pass's per-token scalars, and the sums of q oq for the gradients of the norm weights. These
+// serve both weights: summed over a sequence, k ok and q oq are equal, since only the product of the weights matters.
+//
+// S_K is loaded into the buffers of the first two panels of dS_K' and of dY~. The gradients of pairs are transposed through the last two
+// buffers of dS_K'. For narrower heads the buffers of dS_K' suffice.
+//
+// Launched after the value pass with programmatic dependent launch. Overwrites d_k, which held U and dY~, and d_q, which held dS_K' (a
+// tile's data is all in shared memory before its first gradient is stored), d_weights, and the key pass's scalars of the workspace.
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_backward_pairs.cuh"
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
 namespace {
 
-constexpr int kTranspose = kS + 2;  // and the place after it
-// In the quarter that no pair needs: the warps' sums over pairs.
+constexpr int kTranspose = kS + 2;  // and the next buffer
+// The warps' column sums, in the half panel that the transposition leaves free.
 constexpr int kColumns = kTranspose * kPanelBytes + 64 * kRowBytes;
 
-// Panel i of S_K has this place; each of these places serves twice a tile.
+// Buffer of panel i of S_K. Each of these buffers is filled twice per tile.
 __device__ __forceinline__ int state_place(int panel) { return panel < 2 ? kS + panel : kZ + panel - 2; }
 
-// In the order in which places become free.
+// Issues copies in the order in which buffers become free.
 template <int kPanels>
 __device__ __forceinline__ void feed_copies(const PassParams& params, PassShared& s) {
   const Sm90BackwardParams& p = params.p;
@@ -56,7 +60,7 @@ __device__ __forceinline__ void feed(const PassParams& params, PassShared& s) {
   }
 }
 
-// dx = w o - c x of 64 columns of both rows, packed as a product's a would be.
+// dx = w o - c x for 64 columns of both rows, in bf16 and A operand order.
 __device__ __forceinline__ void adjoint_of_norm(const float (&o)[32], const uint32_t (&x)[4][4], const float* weight, float c0, float c8,
                                                 uint32_t (&out)[4][4]) {
 #pragma unroll
@@ -70,7 +74,7 @@ __device__ __forceinline__ void adjoint_of_norm(const float (&o)[32], const uint
   }
 }
 
-// o = a state + pairs of 64 columns; and sums of w x state for both rows.
+// o = a state + pairs for 64 columns, and the sums of w x state of both rows.
 __device__ __forceinline__ void add_states(const float (&state)[32], const float (&pairs)[32], const uint32_t (&x)[4][4],
                                            const float* weight, float a0, float a8, float (&o)[32], float& read0, float& read8) {
 #pragma unroll
@@ -86,7 +90,7 @@ __device__ __forceinline__ void add_states(const float (&state)[32], const float
   }
 }
 
-// Sums over the warp's rows of x o, 64 columns, added to those of the block's earlier tiles.
+// Sums x o over the warp's rows for 64 columns, and adds the sum of the block's earlier tiles.
 __device__ __forceinline__ void add_products(const float (&o)[32], const uint32_t (&x)[4][4], const float (&before)[2], float* partial) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -103,7 +107,7 @@ __device__ __forceinline__ void add_products(const float (&o)[32], const uint32_
   }
 }
 
-// Packed rows to memory from registers, half a 16-byte piece a lane: a sector of each row at a time.
+// Stores bf16 rows from registers, half a 16-byte piece per lane: one sector of each row at a time.
 __device__ __forceinline__ void store_packed(const uint32_t (&a)[4][4], bf16* to0, bf16* to8, bool valid0, bool valid8) {
   const int q = threadIdx.x % 4;
   const bool odd = (q & 1) != 0;
@@ -112,7 +116,7 @@ __device__ __forceinline__ void store_packed(const uint32_t (&a)[4][4], bf16* to
   for (int kk = 0; kk < 4; ++kk) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const uint32_t left = a[kk][r];  // of the first 8 columns of 16
+      const uint32_t left = a[kk][r];  // first 8 columns of 16
       const uint32_t right = a[kk][2 + r];
       const uint32_t other = __shfl_xor_sync(0xFFFFFFFF, odd ? left : right, 1);
       const uint2 x = odd ? make_uint2(other, right) : make_uint2(left, other);
@@ -121,8 +125,8 @@ __device__ __forceinline__ void store_packed(const uint32_t (&a)[4][4], bf16* to
   }
 }
 
-// The decayed gradients of pairs, [s, t] in the warps' registers, as a = [t, s] for the strip's t. `first` are the tokens s of the first
-// half; `second`, of the second, which only the second half's t have.
+// Transposes the decayed gradients of pairs, [s, t] in the warps' registers, into A operands [t, s] for the strip's t. `first` has the
+// tokens s of the first half tile; `second` those of the second, which only tokens t of the second half see.
 template <bool kFirst, int kPanels>
 __device__ __forceinline__ void transpose_pairs(const HalfTile<kKeys, kFirst, kPanels>& tile, const Pairs& found, uint32_t (&first)[4][4],
                                                 uint32_t (&second)[4][4]) {
@@ -140,7 +144,7 @@ __device__ __forceinline__ void transpose_pairs(const HalfTile<kKeys, kFirst, kP
   }
 }
 
-// dk of a half tile, a quarter of the columns at a time.
+// dk of a half tile, 64 columns at a time.
 template <bool kFirst, int kPanels>
 __device__ __forceinline__ void keys_of_half(const HalfTile<kKeys, kFirst, kPanels>& tile, const Pairs& found) {
   const Sm90BackwardParams& p = tile.params.p;
@@ -159,14 +163,14 @@ __device__ __forceinline__ void keys_of_half(const HalfTile<kKeys, kFirst, kPane
     const int64_t stride = static_cast<int64_t>(p.in.H) * tile.kWidth;
     bf16* to = static_cast<bf16*>(p.d_k) + tile.first_row() + (tile.row & 15) * stride + panel * kPanelColumns;
     store_packed(out, to, to + 8 * stride, tile.valid0(), tile.valid8());
-    if (panel == 0) {  // the loads of dY~ are over: those of x came after them
+    if (panel == 0) {  // the loads of dY~ are complete: they were issued before those of x, which have been used
       tile.release(kZ);
       tile.release(kZ + 1);
     }
   }
 }
 
-// dq, and what waited for the places: `token` and `tokens` become the next tile's.
+// dq of a half tile, and the column sums, which needed a free buffer. `token` and `tokens` become those of the next tile.
 template <bool kFirst, int kPanels>
 __device__ __forceinline__ void queries_of_half(const HalfTile<kKeys, kFirst, kPanels>& tile, const Pairs& found,
                                                 const uint32_t (&d_scores)[2][4][4], const float (&column)[4], int& token, int& tokens) {
@@ -190,7 +194,7 @@ __device__ __forceinline__ void queries_of_half(const HalfTile<kKeys, kFirst, kP
   float before[2] = {none ? 0.0F : partials_of(0)[0], none ? 0.0F : partials_of(0)[32]};
 
   uint32_t first[4][4], second[4][4] = {};
-  named_barrier(1, 256);  // dS_K' is done with
+  named_barrier(1, 256);  // dS_K' is no longer needed
   float* columns = reinterpret_cast<float*>(s.ring + kColumns);
 #pragma unroll
   for (int i = 0; i < 4; ++i) columns[strip * kC + 32 * i + column_of_lane()] = column[i];
@@ -200,7 +204,7 @@ __device__ __forceinline__ void queries_of_half(const HalfTile<kKeys, kFirst, kP
     if (t < tile.tokens()) w.later[kKeys][scalars - tile.row + t] = sum_columns(columns, kC, t);
   }
   fence_async_proxy();
-  Share(p).tile(p, tile.n() + 1, token, tokens);  // asked for now, used in the next tile
+  Share(p).tile(p, tile.n() + 1, token, tokens);  // load now, use in the next tile
   a0 = power_of_2(a0);
   a8 = power_of_2(a8);
   const float c0 = along0 * rate0 * rate0 / tile.kWidth;
@@ -230,7 +234,7 @@ __device__ __forceinline__ void queries_of_half(const HalfTile<kKeys, kFirst, kP
       tile.release(kY + panel - 1);
     }
     wgmma_wait<0>();
-    if (kPanels == 4 && panel == 0) {  // the products have waited for the transposed pairs
+    if (kPanels == 4 && panel == 0) {  // the wgmmas have consumed the transposed pairs
       tile.release(kTranspose);
       tile.release(kTranspose + 1);
     }
@@ -240,7 +244,7 @@ __device__ __forceinline__ void queries_of_half(const HalfTile<kKeys, kFirst, kP
     float o[32];
     add_states(state, pairs, x, weight, a0, a8, o, read0, read8);
     adjoint_of_norm(o, x, weight, c0, c8, out);
-    // These rows of q are not needed any more.
+    // These rows of q are no longer needed.
     const int column = panel * kPanelColumns;
     put_strip(out, tile.panel_at(kY + panel), strip);
     store_strip(tile.panel_at(kY + panel), strip, &tile.params.out, tile.h() * tile.kWidth + column, tile.token() + 16 * strip,
@@ -287,7 +291,7 @@ __global__ void __launch_bounds__(kPassThreads, 1) cyclic_flow_backward_keys_sm9
       load_strip(d_scores[1], tile.panel_at(kZ + 1), tile.strip);
       settle(d_scores[0]);
       settle(d_scores[1]);
-      wait_for_earlier_launch();  // the value pass still reads d_k
+      wait_for_earlier_launch();  // the value pass may still read d_k
       keys_of_half(tile, found);
       queries_of_half(tile, found, d_scores, column, token, tokens);
       n = tile.n() + 1;

@@ -1,5 +1,6 @@
-// What the two gated passes of cyclic_flow's backward on Hopper compute alike, one half of a tile by one warpgroup: the pairs of tokens and
-// what dphi is needed for, in the letters of sm90_backward_pass.cuh.
+// The common part of the key and value pass of the Hopper backward: token-token pairs and the reductions of dphi, one half tile per
+// warpgroup. Notation of sm90_backward_pass.cuh. Included by sm90_backward_keys.cu and sm90_backward_values.cu. Writes written, crossing,
+// earlier, turned and beta of the pass to the workspace.
 #pragma once
 
 #include <type_traits>
@@ -8,8 +9,8 @@
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
 
-// phi = U(-clock) b of two rows, as a product's a; and psi, of which <psi, d> is X(phi, d) / (2 pi / m). kFirst: of the first section, in
-// which the frequencies begin at zero; it has code of its own since registers are short.
+// phi = U(-clock) b of two rows as A operand; and psi, with <psi, d> = X(phi, d) / (2 pi / m). kFirst: for the first section, whose
+// frequencies start at zero; a separate instantiation because of register pressure.
 template <bool kFirst>
 __device__ __forceinline__ void write_vectors(uint32_t turn0, uint32_t turn8, uint32_t thread, const Slots& slots, uint32_t (&phi)[8][4],
                                               uint32_t (&psi)[8][4]) {
@@ -29,11 +30,11 @@ __device__ __forceinline__ void write_vectors(uint32_t turn0, uint32_t turn8, ui
   if (q == 0) phi[0][0] = phi[0][1] = pack(slots.constant, 0.0F);
 }
 
-// <phi, d> of both rows of a 64 x 128 accumulator, and X(phi, d) / (2 pi / m). phi as the products have it.
+// <phi, d> of both rows of a 64 x 128 accumulator, and X(phi, d) / (2 pi / m), with phi as rounded for the products.
 struct WriteTerms {
   float along0 = 0.0F, along8 = 0.0F, slope0 = 0.0F, slope8 = 0.0F;
 
-  // `of_pair` is the frequency of the thread's pair i of 16.
+  // of_pair(i) is the frequency of the thread's i-th pair of 16.
   template <typename Frequency>
   __device__ __forceinline__ WriteTerms(const float (&d)[64], const uint32_t (&phi)[8][4], const Frequency& of_pair) {
 #pragma unroll
@@ -52,12 +53,12 @@ struct WriteTerms {
     slope8 = quad_sum(slope8);
   }
 };
-// By other instructions than unpack's: else phi is unpacked once, and kept.
+// Uses other instructions than unpack: otherwise the compiler widens phi once and keeps the result.
 __device__ __forceinline__ float2 unpack_again(uint32_t x) {
   return make_float2(__uint_as_float(__byte_perm(x, 0, 0x1044)), __uint_as_float(__byte_perm(x, 0, 0x3244)));
 }
 
-// 32 columns of a product, as those of sm90/wgmma.cuh.
+// A wgmma with 32 columns, like those of sm90/wgmma.cuh.
 __device__ __forceinline__ void wgmma_32(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
@@ -69,17 +70,17 @@ __device__ __forceinline__ void wgmma_32(float (&d)[16], const uint32_t (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
-// Sums over pairs of two rows, this thread's share.
+// This thread's part of the sums over pairs of two rows.
 struct RowSums {
   float along0 = 0.0F, along8 = 0.0F;  // <phi, dphi>
   float slope0 = 0.0F, slope8 = 0.0F;  // X(phi, dphi) / (2 pi / m)
 };
 
-// `big` = x y^T and f * small, small = phi z^T found here, 64 tokens s by 64 tokens t: f * small times the decay from s to t >= s is packed
-// as the next product's a. Sums of big * decay * small and of big * decay * (psi z^T): of the rows, the first with f also the warp's of the
-// columns. So what pairs give to gates and clocks has big in fp32. The decay goes in three steps, none of more than one: to the end of the
-// warp's strip of s, from there to the first of a block of 16 t, from there to t. Tokens t are the strip's own half (kOwn), or the later
-// one.
+// 64 tokens s by 64 tokens t. Given big = x y^T, computes small = phi z^T and psi z^T. Converts f * small times the decay from s to t >= s
+// to the next A operand. Accumulates per row the sums of big * decay * small and of big * decay * (psi z^T), and per column, over the
+// warp's rows, the sum of f * big * decay * small. Contributions of pairs to gates and clocks thus use big in fp32. The decay is a product
+// of three factors, none above 1: to the end of the warp's strip of s, from there to the first token of a block of 16 t, from there to t.
+// Tokens t are in the same half tile as s (kOwn) or in the later one.
 template <bool kOwn, typename Leave>
 __device__ __forceinline__ void decay_pairs(const float (&big)[32], const uint32_t (&phi)[8][4], const uint32_t (&psi)[8][4],
                                             uint32_t place_of_z, int row, int first, float f0, float f8, const Tokens& s,
@@ -90,7 +91,7 @@ __device__ __forceinline__ void decay_pairs(const float (&big)[32], const uint32
   const float to_last8 = power_of_2(s.fall[strip + 15] - s.fall[row + 8]);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float small[16], turned[16];  // 32 columns at a time, since registers are short
+    float small[16], turned[16];  // 32 columns at a time because of register pressure
     wgmma_fence();
 #pragma unroll
     for (int kk = 0; kk < kM / 16; ++kk) wgmma_32(small, phi[kk], columns_of(place_of_z, 32 * half * kRowBytes, 16 * kk), kk > 0);
@@ -154,16 +155,15 @@ __device__ __forceinline__ void decay_pairs(const float (&big)[32], const uint32
   }
 }
 
-// What a warp finds of its 16 tokens s before dx.
+// Results for a warp's 16 tokens s that dx needs.
 struct Pairs {
   uint32_t phi[8][4];                // times f and the decay to the tile's end
-  uint32_t own[4][4];                // f D * (phi z^T), as a product's a: tokens t of the own half,
+  uint32_t own[4][4];                // f D * (phi z^T) as A operand: tokens t of the same half,
   uint32_t other[4][4];              // and, for the first half, of the second
-  float coefficient0, coefficient8;  // <x, dx> of both rows, in the key pass times the rate squared
+  float coefficient0, coefficient8;  // <x, dx> of both rows; in the key pass times rk^2
 };
 
-// One half of a tile, 64 tokens, by one warpgroup. The code is one run for both halves, and rolled over
-// panels: twice as long, it would wait for instructions.
+// One half tile, 64 tokens, by one warpgroup. Both halves run the same code, rolled over panels, to limit instruction fetch.
 template <Pass kPass, bool kFirst, int kPanels>
 struct HalfTile {
   static constexpr int kWidth = kPanels * kPanelColumns;
@@ -172,7 +172,7 @@ struct HalfTile {
   const int half;
   const int strip;      // this warp's 16 rows
   const int row;        // and row + 8
-  const uint32_t ring;  // address of the places
+  const uint32_t ring;  // shared memory address of the buffers
 
   __device__ __forceinline__ HalfTile(const PassParams& all, PassShared& shared, int token, int tokens, int count, int which)
       : params(all),
@@ -180,15 +180,15 @@ struct HalfTile {
         half(which),
         strip(4 * which + static_cast<int>(threadIdx.x) / 32 % 4),
         row(16 * strip + static_cast<int>(threadIdx.x) % 32 / 4),
-        ring(anew(shared_address(shared.ring))) {  // anew: else the operands' descriptors are kept from tile to tile
+        ring(anew(shared_address(shared.ring))) {  // anew: otherwise operand descriptors are kept across tiles
     __syncwarp();
     if (threadIdx.x % 32 == 0) s.place[threadIdx.x / 32 - 4] = {token, tokens, Share(all.p).h, count};
     __syncwarp();
   }
 
-  // In the key pass anew: else what follows from it alone is kept in registers from tile to tile.
+  // In the key pass opaque to the compiler: otherwise values that depend only on it are kept in registers across tiles.
   __device__ __forceinline__ uint32_t thread() const { return kPass == kKeys ? anew(threadIdx.x) : threadIdx.x; }
-  // Frequencies of the thread's pairs. In which type they are added is what leaves each pass its registers.
+  // Frequencies of the thread's pairs. The type of the addition is chosen per pass to avoid register spills.
   __device__ __forceinline__ auto frequency() const {
     using Number = std::conditional_t<kPass == kKeys && !kFirst, float, int>;
     return [q = static_cast<Number>(thread() % 4), &slots = params.w.slots](int i) {
@@ -206,7 +206,7 @@ struct HalfTile {
   __device__ __forceinline__ bool valid0() const { return row < tokens(); }
   __device__ __forceinline__ bool valid8() const { return row + 8 < tokens(); }
   __device__ __forceinline__ int64_t scalars() const { return h() * params.p.in.T + token() + row; }
-  // Element of the strip's first row in an array [T, H, kWidth].
+  // Index of the strip's first row in an array [T, H, kWidth].
   __device__ __forceinline__ int64_t first_row() const {
     return (static_cast<int64_t>(token() + 16 * strip) * params.p.in.H + h()) * kWidth;
   }
@@ -218,14 +218,14 @@ struct HalfTile {
   __device__ __forceinline__ void release(int place) const {
     if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[place]);
   }
-  // Places that serve twice a tile have a parity of their own in each.
+  // Buffers that are filled twice per tile have a fixed parity for each use.
   __device__ __forceinline__ void wait_first(int place) const {
     const bool twice = kPass == kKeys ? place == kS || place == kS + 1 || (kPanels == 4 && place >= kZ) : kPanels == 4 && place == kX;
     barrier_wait(&s.full[place], twice ? 0 : n() & 1);
   }
   __device__ __forceinline__ void wait_second(int place) const { barrier_wait(&s.full[place], 1); }
 
-  // Rows past the tile's end are another sequence's: zero, since zero times infinity is not.
+  // Clears rows past the tile's end, which belong to another sequence: 0 * inf would be NaN.
   __device__ __forceinline__ void clear_rows(int place) const {
     for (int i = tokens() * 8 + static_cast<int>(threadIdx.x) - 128; i < kC * 8; i += 256) {
       *reinterpret_cast<uint4*>(s.ring + place * kPanelBytes + 16 * i) = make_uint4(0, 0, 0, 0);
@@ -236,12 +236,12 @@ struct HalfTile {
     named_barrier(1, 256);
   }
 
-  // A quarter of the columns of x, in the key pass times both norms' weights.
+  // Loads 64 columns of x as A operand; in the key pass multiplied by both norm weights.
   __device__ __forceinline__ void load_x(uint32_t (&x)[4][4], int panel) const {
-    if (kPass == kValues && kPanels == 4 && panel == 3) {  // three places serve four panels
+    if (kPass == kValues && kPanels == 4 && panel == 3) {  // three buffers for four panels
       wait_second(kX);
       if (tokens() < kC) {
-        named_barrier(1, 256);  // the place's first panel has been read by all
+        named_barrier(1, 256);  // both warpgroups have read the buffer's first panel
         clear_rows(kX);
         cleared();
       }
@@ -264,7 +264,8 @@ struct HalfTile {
     }
   }
 
-  // leave(i, sum) is told the warp's sums over pairs, of columns 32 i + column_of_lane(): of its own half, then of the later one.
+  // Calls leave(i, sum) with the warp's column sums over pairs, for column 32 i + column_of_lane(): its own half tile (i = 0, 1), then
+  // the later one (i = 2, 3).
   template <typename Leave>
   __device__ __forceinline__ void pairs(Pairs& found, const Leave& leave) const {
     const Sm90BackwardParams& p = params.p;
@@ -280,7 +281,7 @@ struct HalfTile {
     }
     const uint32_t turn0 = valid0() ? w.turn[scalars()] : 0;
     const uint32_t turn8 = valid8() ? w.turn[scalars() + 8] : 0;
-    // x y^T and x dS'^T, a quarter of the columns at a time.
+    // x y^T and x dS'^T, 64 columns at a time.
     float d_phi[64] = {};
     float own[32] = {}, other[32] = {};
     {
@@ -300,7 +301,7 @@ struct HalfTile {
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) wgmma<0>(other, x[kk], columns_of(place + kHalfRows, kY * kPanelBytes, 16 * kk), 1);
         wgmma_commit();
-        // Not before: the products have waited for the loads of x.
+        // Only now: the wgmmas wait for the ldmatrix loads of x, so these have finished reading the buffer.
         if (kPass == kValues && panel != 2) release(panel == 3 ? kX : kX + panel);
         if (panel + 1 < kPanels) load_x(next, panel + 1);
         wgmma_wait<0>();
@@ -311,7 +312,7 @@ struct HalfTile {
         }
       }
     }
-    // Asked for before the write vectors are made, used after.
+    // Loaded before the write vectors are computed, used afterwards.
     float f0 = 0.0F, f8 = 0.0F;
     {
       const float* beta = p.in.beta + static_cast<int64_t>(token() + row) * p.in.H + h();
@@ -327,7 +328,7 @@ struct HalfTile {
     uint32_t psi[8][4];
     write_vectors<kFirst>(turn0, turn8, thread(), w.slots, phi, psi);
 
-    // What the tile's end state gives.
+    // Contributions of the tile's end state.
     settle(phi);
     settle(psi);
     settle(d_phi);
@@ -338,7 +339,7 @@ struct HalfTile {
     settle(phi);
     settle(psi);
 
-    // Pairs with the tokens t of the own half, then of the second, which all come after those of the first.
+    // Pairs with tokens t of the same half, then of the second half, which come after all tokens of the first.
     wait_first(kZ);
     wait_first(kZ + 1);
     const uint32_t z = operand_at(kZ);
@@ -361,7 +362,7 @@ struct HalfTile {
         w.slots.turn * f8 * (quad_sum(sums.slope8) + of_end.slope8));
     along0 += of_end.along0;
     along8 += of_end.along8;
-    float rate0 = 1.0F, rate8 = 1.0F;  // from memory again, since registers are short
+    float rate0 = 1.0F, rate8 = 1.0F;  // loaded again because of register pressure
     if (kPass == kKeys) {
       if (valid0()) rate0 = w.rate[0][scalars()];
       if (valid8()) rate8 = w.rate[0][scalars() + 8];
@@ -388,7 +389,7 @@ struct HalfTile {
     settle(found.other);
   }
 
-  // 64 columns of dx begin.
+  // Starts the products for 64 columns of dx.
   __device__ __forceinline__ void multiply(float (&d)[32], const Pairs& found, int panel) const {
     const uint32_t place = operand_at(panel);
     wgmma_fence();

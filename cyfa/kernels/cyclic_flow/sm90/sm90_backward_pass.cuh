@@ -1,13 +1,13 @@
-// What the two gated passes of cyclic_flow's backward on Hopper share (docs/operator.md, "Chunks"). With (x, y, z, dS') = (V, dO, U, dS_V')
-// in the value pass and (k w, q, dY~, dS_K') in the key pass, f = beta and beta rk, rows s and columns t >= s:
-//   dphi = (D * (x y^T)) z + b (x dS'^T)          dx = f (D * (phi z^T))^T y + f b (phi dS')
-// Of dphi only <phi, dphi> and X(phi, dphi) = <psi, dphi> 2 pi / m are needed: those of pairs are sums of (x y^T) * (phi z^T) and of (x
-// y^T) * (psi z^T), so that only the state's share of dphi is formed. For the gates: products of pairs, summed both ways, and shares of the
-// states.
+// Shared by the two gated passes of the Hopper backward (docs/operator.md, "Chunks"). With (x, y, z, dS') = (V, dO, U, dS_V') in the value
+// pass and (k w, q, dY~, dS_K') in the key pass, f = beta and beta rk, rows s, columns t >= s, and D_st the decay from s to t:
+//   dphi = (D * (x y^T)) z + b (x dS'^T)          dx = f (D * (phi z^T)) y + f b (phi dS')
+// Of dphi only <phi, dphi> and X(phi, dphi) = <psi, dphi> 2 pi / m are needed. The contributions of pairs are sums of (x y^T) * (phi z^T)
+// and of (x y^T) * (psi z^T), so only the state's part of dphi is materialised. The gates need the products of pairs, summed along rows and
+// columns, and the contributions of the states.
 //
-// A block stays with one head and takes every so-manieth tile. Of its first warpgroup one thread asks for copies and three warps prepare
-// the tokens' decays; the other two warpgroups own 64 tokens of the tile each. Shared memory, 227 KB: 14 places of a panel of [128 rows, 64
-// columns], and what is known of the tokens. Narrower heads have fewer panels, in the same places.
+// A persistent block stays with one head and takes every (gridDim.x / H)-th tile. Warp roles: thread 0 issues TMA copies, warps 1 to 3
+// prepare the tokens' decays (token warps), warpgroups 1 and 2 own 64 tokens of the tile each. Shared memory, 227 KB: 14 buffers of one
+// panel, [128 rows, 64 columns], and per-token values. Narrower heads have fewer panels, in the same buffers.
 #pragma once
 
 #include <cstddef>
@@ -22,38 +22,39 @@ cudaError_t backward_values(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_keys(const Sm90BackwardParams& p, cudaStream_t stream);
 
 constexpr int kPassThreads = 384;
-constexpr int kFeeders = 96;  // threads that prepare tokens
+constexpr int kFeeders = 96;  // threads of the token warps
 constexpr int kPanelBytes = kC * kRowBytes;
 constexpr int kPlaces = 14;
-constexpr int kX = 0, kY = 4, kS = 8, kZ = 12;  // first places of x, y, dS', z: four panels at most, z two
-constexpr int kHalfRows = 64 * kRowBytes >> 4;  // distance of the tile's second half, as of operands
-constexpr int kBlock = 16;                      // tokens whose decays have one origin
+constexpr int kX = 0, kY = 4, kS = 8, kZ = 12;  // first buffers of x, y, dS', z: up to four panels each, two for z
+constexpr int kHalfRows = 64 * kRowBytes >> 4;  // descriptor offset of the tile's second half
+constexpr int kBlock = 16;                      // tokens whose decays share one origin
 
 struct PassParams {
   Sm90BackwardParams p;
   Workspace w;
   CUtensorMap x, y, z, d_states, spare, states;
-  CUtensorMap out;  // d_v or d_q, 16 rows at a time
+  CUtensorMap out;  // d_v or d_q, boxes of 16 rows
 };
 
-// Sums of gates in a tile, rows past its end as its last. Inside a block one number will do: its sums are small, or the decay is nothing.
+// Cumulative gates (log2) of a tile; rows past its end repeat its last token. Within a block of kBlock tokens one float suffices: its sums
+// are small, or the decay is 0.
 struct Tokens {
   float2 first[kC / kBlock];  // from the tile's start to the first token of a block, as high and low part
   float fall[kC];             // from there to the token
-  float rise[kC];             // the decay from there
+  float rise[kC];             // 2^fall
 
   __device__ __forceinline__ float between_blocks(int later, int earlier) const {
     const float2 x = first[later / kBlock];
     const float2 y = first[earlier / kBlock];
     return (x.x - y.x) + (x.y - y.y);
   }
-  // The decay from a token to the tile's end.
+  // Decay from a token to the tile's end.
   __device__ __forceinline__ float to_end(int row) const {
     return power_of_2(fminf(between_blocks(kC - 1, row) + (fall[kC - 1] - fall[row]), 0.0F));
   }
 };
 
-// The tile of a consumer warp, here since registers are short.
+// A consumer warp's current tile, in shared memory because of register pressure.
 struct TilePlace {
   int token, tokens, h, n;  // n counts the block's tiles
 };
@@ -61,14 +62,14 @@ struct TilePlace {
 struct PassShared {
   char ring[kPlaces * kPanelBytes];
   Tokens tokens;
-  float weight[kD];  // of both norms
+  float weight[kD];  // product of both norm weights
   TilePlace place[kWarps];
   uint64_t full[kPlaces], empty[kPlaces];
   uint64_t tokens_full, tokens_empty, columns_full;
 };
 static_assert(sizeof(PassShared) <= 227 * 1024);
 
-// The block's head and tiles. Found anew where needed: what is kept from before the roles part is kept in memory.
+// The thread block's head and tiles. Constructed where needed: a value that is live across the role split is spilled to local memory.
 struct Share {
   int h, first, step;
 
@@ -80,7 +81,7 @@ struct Share {
     first = block / H;
     step = static_cast<int>(gridDim.x) / H;
   }
-  // The n-th tile; no tokens where there is none.
+  // The block's n-th tile; tokens = 0 if there is none.
   __device__ __forceinline__ void tile(const Sm90BackwardParams& p, int n, int& token, int& tokens) const {
     const int t = first + n * step;
     token = t < p.in.tiles ? static_cast<int>(p.in.tile[t].token) : 0;
@@ -88,7 +89,7 @@ struct Share {
   }
 };
 
-// A panel to its place, once the place's last use, of the given parity, is over.
+// Copies a panel into a buffer once the buffer's previous use, with the given parity, is over.
 __device__ __forceinline__ void feed_panel(PassShared& s, int place, int last_use, const CUtensorMap* map, int column, int row) {
   barrier_wait(&s.empty[place], last_use);
   barrier_expect(&s.full[place], kPanelBytes);
@@ -104,7 +105,7 @@ __device__ __forceinline__ void feed_d_state(const PassParams& params, PassShare
   }
 }
 
-// Gates of a tile's tokens, by the feeders.
+// Cumulative gates of a tile's tokens, by the token warps.
 __device__ __forceinline__ void feed_tokens(const Workspace& w, PassShared& s, int64_t base, int tokens, int last_use) {
   barrier_wait(&s.tokens_empty, last_use);
 #pragma unroll 1
@@ -119,7 +120,7 @@ __device__ __forceinline__ void feed_tokens(const Workspace& w, PassShared& s, i
   barrier_arrive(&s.tokens_full);
 }
 
-// Sums eight values over the eight lanes of equal lane % 4; returns to each the sum of value lane / 4.
+// Reduces eight values over the eight lanes with equal lane % 4; lane l receives the sum of value l / 4.
 __device__ __forceinline__ float sum_lanes(const float (&x)[8]) {
   const int lane = threadIdx.x % 32;
   float y[4];
@@ -129,14 +130,14 @@ __device__ __forceinline__ float sum_lanes(const float (&x)[8]) {
   for (int i = 0; i < 2; ++i) y[i] = ((lane & 8) ? y[i + 2] : y[i]) + __shfl_xor_sync(0xFFFFFFFF, (lane & 8) ? y[i] : y[i + 2], 8);
   return ((lane & 4) ? y[1] : y[0]) + __shfl_xor_sync(0xFFFFFFFF, (lane & 4) ? y[0] : y[1], 4);
 }
-// The column, of 32, whose sum that is where value 2 b + c is column 8 b + 2 (lane % 4) + c.
+// The column, of 32, of the sum that a lane received, if value 2 b + c is column 8 b + 2 (lane % 4) + c.
 __device__ __forceinline__ int column_of_lane() {
   const int lane = threadIdx.x % 32;
   return 8 * (lane / 8) + 2 * (lane % 4) + lane / 4 % 2;
 }
 
-// The warps' sums over pairs, by column t: 128 numbers a warp, `distance` apart, of its own half and then of the later one. Strips are the
-// eight 16 rows of the tile.
+// Adds the warps' column sums for column t. Each of the tile's eight strips of 16 rows has 128 sums, `distance` apart: 64 columns of its
+// own half, then 64 of the later half.
 __device__ __forceinline__ float sum_columns(const float* at, int distance, int t) {
   float sum = 0.0F;
   for (int strip = 0; strip < 4; ++strip) sum += at[strip * distance + t];
@@ -146,7 +147,7 @@ __device__ __forceinline__ float sum_columns(const float* at, int distance, int 
   return sum;
 }
 
-// A warp's 16 rows of a panel, as registers of a product's a, and back.
+// A warp's 16 rows of a panel: load as A operand, and store.
 __device__ __forceinline__ uint32_t piece_of_strip(uint32_t panel, int strip, int kk) {
   const int lane = threadIdx.x % 32;
   return panel + (16 * strip + lane % 16) * kRowBytes + (((2 * kk + lane / 16) ^ (lane & 7)) << 4);
@@ -171,8 +172,8 @@ __device__ __forceinline__ void init_barriers(PassShared& s, int released_by_fee
   fence_barrier_init();
 }
 
-// The key pass needs nothing of the value pass: its blocks begin where those of the value pass, which do not all have as many tiles, have
-// ended.
+// Launches one pass. The key pass needs no results of the value pass, so it uses programmatic dependent launch: its blocks start as blocks
+// of the value pass, which do not all have the same number of tiles, finish.
 inline cudaError_t launch_pass(void (*kernel)(PassParams), const Sm90BackwardParams& p, Pass pass, cudaStream_t stream) {
   PassParams params = {p, workspace_of(p), {}, {}, {}, {}, {}, {}, {}};
   const Sm90ForwardParams& in = p.in;

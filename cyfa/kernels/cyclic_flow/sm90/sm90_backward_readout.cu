@@ -1,22 +1,24 @@
-// The readout stage of cyclic_flow's backward on Hopper (docs/operator.md, "Chunks"): the slot weights again from the scores, then
+// The readout of the Hopper backward (docs/operator.md, "Chunks"): recomputes p and U from the scores, then
 //   dU = D * (dO V^T) W + a (dO S_V^T)      dX = rot(dU)      dL = p * (dX A^T - rowsum(p * dX A^T))
 //   dY = unrot(dL A)                        dA += dL^T Z + p^T dX
-// One tile of one head at a time, with no dependence between tiles. A block stays with its head, takes every so-manieth tile and sums its
-// own dA. Its first warpgroup feeds, the other two own 64 tokens of the tile each and 64 rows of dA, which stay in registers. Overwrites
-// weights (U), d_scores, d_tables, read[kValues], along and turned[2] of the workspace.
+// One tile of one head at a time, with no dependence between tiles. A persistent block stays with one head, takes every (gridDim.x / H)-th
+// tile and accumulates its own dA. Warp roles: thread 0 issues TMA copies, warps 1 to 3 compute write vectors (token warps), warpgroups 1
+// and 2 own 64 tokens of the tile each, and 64 rows of dA, which stay in registers. Called by sm90_backward.cu. Overwrites weights (U),
+// d_scores, d_tables, read[kValues], along and turned[2] of the workspace.
 //
-// Shared memory, 227 KB, in pairs of panels of [128 rows, 64 columns]. A pair is one thing after another:
-//   dX         the first half of the columns of dO; dX
-//   pairs 0-3  each for one of these, in the next tile for the one below it, after the last for the first:
-//                 the scores Z, then the first half of the state, then Z again
+// Shared memory, 227 KB, in pairs of panels of [128 rows, 64 columns]. Each pair holds several things in turn:
+//   dX         first half of the columns of dO; dX
+//   pairs 0-3  one of the following uses each. In the next tile a pair has the use listed below its current one, cyclically:
+//                 Z, then the first half of S_V, then Z again
 //                 p
-//                 v, first half and second, then the second half of the state; dL; dY on its way out
-//                 the second half of dO; Z of the next tile
-//   table      the table; U, on its way out too; the table again
-//   writes, tokens   as in forward's outputs
-// Values of 128 columns or 64 have no second half.
-// All products of the readout are in half precision: p, the table and Z as in forward; gradients are divided by a power of two, found for
-// each row of pairs and for each tile of dX and dL, so that gradients of any size keep their bits. What dA is summed from has the power of
+//                 v, first then second half, then the second half of S_V; dL; dY until it is stored
+//                 second half of dO; Z of the next tile
+//   table      the table; U until it is stored; the table again
+//   writes, tokens   as in sm90_forward_outputs.cu
+// Values of 128 or 64 columns have no second half.
+//
+// All products of the readout are in half precision: p, the table and Z as in forward. Gradients are divided by a power of two, chosen per
+// row for pairs and per tile for dX and dL, so that gradients of any magnitude keep their precision. The operands of dA use the power of
 // two of the largest dX so far.
 #include <cstddef>
 
@@ -42,16 +44,16 @@ struct Shared {
   char table[kPairBytes];
   char writes[kPairBytes];
   Tokens tokens;
-  float query_rate[2][kC];    // of this tile and the next
-  float top[kConsumerWarps];  // largest of |dX| of a warp's rows
+  float query_rate[2][kC];    // 1 / rms(q), of this tile and the next
+  float top[kConsumerWarps];  // largest |dX| in each warp's rows
   uint64_t full[kPlaces], empty[kPlaces];
-  int2 tile[2];   // first token and tokens, of this tile and the next
-  int h, count;   // the block's head and tiles
-  float most;     // largest of |dX| in the block's tiles so far
-  float unit;     // of the table
-  uint32_t zero;  // of which the compiler knows nothing
+  int2 tile[2];   // first token and number of tokens, of this tile and the next
+  int h, count;   // the block's head and number of tiles
+  float most;     // largest |dX| in the block's tiles so far
+  float unit;     // table_unit
+  uint32_t zero;  // zero, opaque to the compiler
   uint64_t scores_full, again_full, table_full, tokens_full, tokens_empty;
-  // All warps are done with: Z in the logits; the table in U; U; p and dX in dA; dL and Z in dA; dY has gone.
+  // All consumer warps are done with: Z for the logits; the table for U; U; p and dX for dA; dL and Z for dA; the store of dY.
   uint64_t scored, mixed, weights_done, probs_done, tile_done, stored;
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
@@ -59,23 +61,23 @@ constexpr int kTable = offsetof(Shared, table);
 constexpr int kWrites = offsetof(Shared, writes);
 constexpr int kDX = 4 * kPairBytes;
 
-// What pairs 0 to 3 are for in the block's n-th tile; in the next each is for what comes after it here.
+// Uses of pairs 0 to 3 in the block's n-th tile; in the next tile each pair has the next use.
 enum Use { kScores, kProbs, kDL, kNextScores };
 __device__ __forceinline__ int pair_of_use(int use, int n) { return ((use - n) & 3) * kPairBytes; }
 
-// Pairs of panels that dO, v and the value state go through: that of dX, that of dL, that of the next scores, that of the scores. Distance
-// from the start of shared memory.
+// The pairs that dO, v and S_V are copied into: those of dX, dL, the next scores and the scores. distance_of gives their byte offsets in
+// shared memory.
 enum Place { kAtDX, kAtDL, kAtNext, kAtScores };
 __device__ __forceinline__ int distance_of(int place, int n) {
   return place == kAtDX ? kDX : pair_of_use(place == kAtDL ? kDL : place == kAtNext ? kNextScores : kScores, n);
 }
-// Parity of a place's barriers in the block's n-th tile: dL's is used three times, or once of narrow values, the others once.
+// Barrier parity of such a pair in the block's n-th tile: dL's is filled three times per tile (once for narrow values), the others once.
 __device__ __forceinline__ int parity_of(int use, int n) { return (use + n) & 1; }
 
-// What dA is multiplied by besides unit_of the largest dX: so dX stays below 8, and dL times kScoreUnit in the range of half precision.
+// Scale of dA's operands besides unit_of the largest dX: keeps dX below 8 and dL times kScoreUnit within half precision.
 __device__ __forceinline__ float unit_of_sum(float table_unit) { return 4.0F * fminf(1.0F, inverse_of_unit(table_unit)); }
 
-// All copies of the block's tiles, in the order in which there is room for them.
+// Issues all copies of the block's tiles in the order in which buffers become free.
 template <int kPanels>
 __device__ __forceinline__ void feed_copies(const ReadoutParams& params, Shared& s, const Share& share) {
   const Sm90ForwardParams& p = params.p.in;
@@ -140,33 +142,33 @@ __device__ __forceinline__ void feed_copies(const ReadoutParams& params, Shared&
   }
 }
 
-// One half of a tile: the 64 tokens of which the warp's are strip .. strip + 15.
+// One half tile: the warpgroup's 64 tokens, of which this warp owns strip .. strip + 15.
 template <int kPanels>
 __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, const Workspace& w, const CUtensorMap& rows, Shared& s,
                                                 int strip, int n, float (&d_table)[64]) {
   const int lane = threadIdx.x % 32;
   const int group = strip / 64;
   const int parity = n % 2;
-  const volatile float& unit = s.unit;     // read where it is needed: registers are short
-  const volatile uint32_t& zero = s.zero;  // added to what the assembler would keep from one use to the next
+  const volatile float& unit = s.unit;     // loaded at each use: register pressure
+  const volatile uint32_t& zero = s.zero;  // added to values that ptxas would otherwise keep live between uses
   const volatile int& h = s.h;
   const auto token = [&] { return *const_cast<const volatile int*>(&s.tile[parity].x); };
   const auto tokens = [&] { return *const_cast<const volatile int*>(&s.tile[parity].y); };
   const auto anew_address = [&] { return shared_address(&s) + __shfl_sync(0xFFFFFFFF, zero, 0); };
   const int row = strip + lane / 4;  // and row + 8
-  // Anew in every part, else the operands' descriptors are kept from part to part, and registers run out.
+  // Recomputed in every part: otherwise operand descriptors stay live and registers spill.
   uint32_t at = anew_address();
   uint32_t base = at >> 4;
   const int stride = p.in.H * 2 * kM;
 
-  // The slot weights again: p from the scores, U = unrot(p A). Meanwhile the tensor cores find dO V^T.
+  // Recompute p from the scores and U = unrot(p A). The tensor cores compute dO V^T meanwhile.
   uint32_t turn0, turn8;
   float pairs[64];
   const auto wait_full = [&](int place, int use) { barrier_wait(&s.full[place], parity_of(use, n)); };
   const auto release = [&](int place) {
     if (lane == 0) barrier_arrive(&s.empty[place]);
   };
-  // Of half of the columns of dO, and of v or the state.
+  // Product of half of the columns of dO with v or the state.
   const auto multiply = [&](float(&d)[64], int place_o, int place, bool first) {
     const uint32_t at_o = base + group * (64 * kRowBytes >> 4) + (distance_of(place_o, n) >> 4);
     const uint32_t at_b = base + (distance_of(place, n) >> 4);
@@ -186,7 +188,7 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
       wgmma_half<0>(logits[0], along_columns_128(at_z, 0, 16 * kk), along_columns_128(base, kTable, 16 * kk), kk > 0);
     }
     wgmma_commit();
-    if (n > 0) {  // the last tile's dY
+    if (n > 0) {  // the previous tile's dY
       copies_read();
       if (lane == 0) barrier_arrive(&s.stored);
     }
@@ -201,7 +203,7 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
     });
     uint32_t a[8][4];
     pack_halves(logits[0], 1.0F, 1.0F, a);
-    barrier_wait(&s.tile_done, 1 - parity);  // the last tile's scores
+    barrier_wait(&s.tile_done, 1 - parity);  // the previous tile's scores have been consumed
     put_blocks(at + pair_of_use(kProbs, n), strip, a);
   }
   fence_async_proxy();
@@ -253,8 +255,8 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
   // dU and dX.
   float clock0, clock8;
   uint32_t weights[8][4];  // dX
-  float inverse;           // of what it is multiplied by
-  float ratio;             // of the scale of dA to that of dX
+  float inverse;           // inverse of the scale of dX
+  float ratio;             // scale of dA's operands relative to that of dX
   {
     decay(pairs, strip, s.tokens);
     at = anew_address();
@@ -342,14 +344,14 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
     const float factor = 256.0F * unit_of(top);
     inverse = inverse_of_unit(factor);
     pack_halves(d_weights, factor, factor, weights);
-    // dA keeps the scale of the largest dX so far.
+    // dA uses the scale of the largest dX so far.
     const float before = unit_of(*const_cast<const volatile float*>(&s.most));
     const float now = fminf(before, unit_of(top));
     if (now != before) scale_rows(d_table, now * inverse_of_unit(before), now * inverse_of_unit(before));
     ratio = unit_of_sum(unit) * now * inverse;
   }
 
-  // dL, dY, and dA, 64 of its rows over all tokens: p^T dX + dL^T Z.
+  // dL, dY, and 64 rows of dA over all tokens: p^T dX + dL^T Z.
   at = anew_address();
   base = at >> 4;
   const uint32_t slots = group * (kPanelBytes >> 4);
@@ -358,9 +360,9 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
     {
       float d_logits[64];
       scale_halves(weights, ratio, a);
-      barrier_wait(&s.empty[kAtDX], parity);  // the other warpgroup may still read what dX replaces, and dL below
+      barrier_wait(&s.empty[kAtDX], parity);  // the other warpgroup may still read what dX, and below dL, replaces
       put_blocks(at + kDX, strip, a);
-      barrier_wait(&s.table_full, 1 - parity);  // come back
+      barrier_wait(&s.table_full, 1 - parity);  // reloaded after U
       settle(weights);
       wgmma_fence();
 #pragma unroll
@@ -368,7 +370,7 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
       wgmma_commit();
       fence_async_proxy();
       named_barrier(3, 256);
-      if (threadIdx.x == 128) {  // all have read it, and do next after a barrier of the next tile
+      if (threadIdx.x == 128) {  // all threads have read it; they read it next after a barrier of the next tile
         float most = s.most;
 #pragma unroll
         for (int i = 0; i < kConsumerWarps; ++i) most = fmaxf(most, s.top[i]);
@@ -386,7 +388,7 @@ __device__ __forceinline__ void readout_of_half(const Sm90BackwardParams& p, con
       float mean0, mean8;
       dot_of_rows(
           a, d_logits, [](uint32_t x) { return unpack_half(x); }, mean0, mean8);
-      get_blocks(at + pair_of_use(kProbs, n), strip, a);  // again: the compiler would else keep them unpacked
+      get_blocks(at + pair_of_use(kProbs, n), strip, a);  // loaded again: otherwise the compiler keeps them as fp32
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         uint32_t& row0 = a[i / 2][i % 2 * 2];

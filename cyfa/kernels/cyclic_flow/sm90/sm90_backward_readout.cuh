@@ -1,5 +1,5 @@
-// The element-wise steps between the products of cyclic_flow's backward readout on Hopper (sm90_backward_readout.cu): 64 tokens by 128
-// tokens or slots a warpgroup, in accumulators (sm90/wgmma.cuh) or packed as the next product's a.
+// Register-level steps between the products of the Hopper backward readout: 64 x 128 accumulators of a warpgroup (sm90/wgmma.cuh) or 16-bit
+// A operands. Included by sm90_backward_readout.cu and, through sm90_sections.cuh, by the launches over two sections.
 #pragma once
 
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_backward_device.cuh"
@@ -7,14 +7,14 @@
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
 
-// 2^-k for x of the size of 2^k: a factor that costs no bits.
+// 2^-k for x with exponent k: a scale that costs no precision.
 __device__ __forceinline__ float unit_of(float x) {
   const uint32_t exponent = min(max(__float_as_uint(x) >> 23, 64U), 190U);
   return __uint_as_float((254U - exponent) << 23);
 }
 __device__ __forceinline__ float inverse_of_unit(float unit) { return __uint_as_float((254U << 23) - __float_as_uint(unit)); }
 
-// The largest of |d| in both rows.
+// Maximum of |d| in both rows.
 __device__ __forceinline__ void top_of_rows(const float (&d)[64], float& top0, float& top8) {
   top0 = top8 = 0.0F;
 #pragma unroll
@@ -29,8 +29,8 @@ __device__ __forceinline__ void top_of_rows(const float (&d)[64], float& top0, f
   }
 }
 
-// Decay and causal mask of a 64 x 128 block of products between tokens, in place; rows strip .. strip + 15 are the warp's. Left of the
-// strip the decay is taken apart as in forward (sm90_forward_outputs.cu).
+// Applies decay and causal mask to a 64 x 128 accumulator of token-token products, in place. The warp's rows are strip .. strip + 15. Left
+// of the strip the decay is split as in decay_and_pack (sm90_tokens.cuh).
 __device__ __forceinline__ void decay(float (&d)[64], int strip, const Tokens& s) {
   const int q = threadIdx.x % 4;
   const int row = strip + threadIdx.x % 32 / 4;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void decay(float (&d)[64], int strip, const Tokens& s
   const float2 origin = s.gate(strip);
   const float row0 = gate_between(gate0, origin);
   const float row8 = gate_between(gate8, origin);
-  float own[8];  // the strip's own block; which it is the compiler cannot know
+  float own[8];  // the diagonal block, whose index is not a compile-time constant
 #pragma unroll
   for (int b = 0; b < 8; ++b) {
     if (kBlock * b == strip) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void decay(float (&d)[64], int strip, const Tokens& s
   }
 #pragma unroll
   for (int b = 0; b < 8; ++b) {
-    asm volatile("" ::: "memory");  // else all the loads come first, and registers run out
+    asm volatile("" ::: "memory");  // otherwise all loads are hoisted and registers spill
     if (kBlock * b < strip) {
       const float between = gate_between(origin, s.gate(kBlock * b + kBlock - 1));
       const float e0 = row0 * between;
@@ -81,7 +81,7 @@ __device__ __forceinline__ void decay(float (&d)[64], int strip, const Tokens& s
   }
 }
 
-// The rotations of a row's pairs 4 i + q for i = 0 .. 15: two chains of products from three sines.
+// Rotations of a row's pairs 4 i + q, i = 0 .. 15, as two chains of complex products from three sincos.
 struct Rotations {
   float2 low, high, step;
 
@@ -97,11 +97,12 @@ struct Rotations {
   }
 };
 
-// In place: the pairs of a 64 x 128 accumulator, from frequency `first` on, turned by +clock or -clock of their rows, and times a factor.
+// In place: rotates the pairs of a 64 x 128 accumulator, starting with frequency `first`, by +clock or -clock of their rows, and
+// scales the rows.
 template <int kSign>
 __device__ __forceinline__ void rotate(float (&d)[64], uint32_t turn0, uint32_t turn8, int first = 0, float factor0 = 1.0F,
                                        float factor8 = 1.0F) {
-  Rotations z0(anew(turn0), first);  // anew, or they are kept from one rotation to the next
+  Rotations z0(anew(turn0), first);  // anew: otherwise they are kept from one rotation to the next
   Rotations z8(anew(turn8), first);
   z0.scale(factor0);
   z8.scale(factor8);
@@ -122,7 +123,7 @@ __device__ __forceinline__ void rotate(float (&d)[64], uint32_t turn0, uint32_t 
   }
 }
 
-// The same of 64 columns, turned by -clock, packed.
+// The same for 64 columns, by -clock, converted to bf16.
 __device__ __forceinline__ void rotate_back(float (&d)[32], uint32_t turn0, uint32_t turn8, int first, float factor, uint32_t (*a)[4]) {
   turn0 = anew(turn0);
   turn8 = anew(turn8);
@@ -143,10 +144,10 @@ __device__ __forceinline__ void rotate_back(float (&d)[32], uint32_t turn0, uint
   }
 }
 
-// The frequency of a thread's pair i of 16, of the first section.
+// Frequency of a thread's i-th pair of 16, in the first section.
 __device__ __forceinline__ float pair_of(int i) { return static_cast<float>(4 * i + static_cast<int>(threadIdx.x % 4)); }
 
-// X(x, d) of both rows, without the factor 2 pi / m, and <x, d>; this thread's share. j is the frequency of pair i.
+// This thread's part of X(x, d) of both rows, without the factor 2 pi / m, and of <x, d>. j is the frequency of pair i.
 struct Products {
   float slope0 = 0.0F, slope8 = 0.0F, dot0 = 0.0F, dot8 = 0.0F;
 
@@ -158,12 +159,12 @@ struct Products {
   }
 };
 
-// As unpack, by other instructions: the compiler would else keep the one's results for the other.
+// unpack with other instructions: otherwise the compiler keeps the result of an earlier unpack.
 __device__ __forceinline__ float2 unpack_apart(uint32_t x) {
   return make_float2(__uint_as_float(__byte_perm(x, 0, 0x1044)), __uint_as_float(__byte_perm(x, 0, 0x3244)));
 }
 
-// Adds <x, d> of 16 columns of both rows, x packed.
+// Adds <x, d> over 16 columns of both rows, x in bf16.
 __device__ __forceinline__ void dot_of_blocks(const uint32_t (&x)[4], const float* d, float& dot0, float& dot8) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -174,7 +175,7 @@ __device__ __forceinline__ void dot_of_blocks(const uint32_t (&x)[4], const floa
   }
 }
 
-// <x, d> of both rows, x packed.
+// <x, d> of both rows, x in 16 bits.
 template <typename Unpack>
 __device__ __forceinline__ void dot_of_rows(const uint32_t (&x)[8][4], const float (&d)[64], const Unpack& unpacked, float& dot0,
                                             float& dot8) {
@@ -190,7 +191,8 @@ __device__ __forceinline__ void dot_of_rows(const uint32_t (&x)[8][4], const flo
   dot8 = quad_sum(dot8);
 }
 
-// In place: softmax of `unit` times the rows' m logits, in one section or two. `halfway` is done between its two passes over them.
+// In-place softmax of `unit` times the m logits of both rows, in one section or two. Calls `halfway` between the maximum and the
+// exponentials.
 struct Nothing {
   __device__ void operator()() const {}
 };
@@ -236,7 +238,7 @@ __device__ __forceinline__ void softmax_rows(float (&d)[kSections][64], float un
   for (int section = 0; section < kSections; ++section) scale_rows(d[section], factor0, factor8);
 }
 
-// A 64 x 128 accumulator, its rows times a factor each, in half precision as a product's a.
+// Scales the rows of a 64 x 128 accumulator and converts them to half precision as A operand.
 __device__ __forceinline__ void pack_halves(const float (&d)[64], float factor0, float factor8, uint32_t (&a)[8][4]) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
@@ -255,7 +257,7 @@ __device__ __forceinline__ void scale_halves(const uint32_t (&a)[8][4], float fa
   }
 }
 
-// A warp's rows of a pair of panels, packed; their place is found anew, else it is kept for the next time.
+// Stores or loads a warp's 16-bit rows of a pair of panels. The address is recomputed, otherwise it stays live until the next use.
 template <typename Do>
 __device__ __forceinline__ void for_blocks(uint32_t pair, int strip, Do at) {
   const uint32_t lane = anew(threadIdx.x) % 32;

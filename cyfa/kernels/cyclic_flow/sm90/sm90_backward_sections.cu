@@ -1,14 +1,16 @@
-// The readout stage of cyclic_flow's backward on Hopper where there are two sections of slots (docs/operator.md, "Chunks"), in launches of
-// its own; the walk and the passes then take one section at a time, as if it were alone.
-//   readout   p and U again from the scores (sm90_readout.cu)
+// The readout of the Hopper backward for two sections of slots (docs/operator.md, "Chunks"), as a series of launches. The scan and the
+// passes then process one section at a time.
+//   readout   recomputes p and U from the scores (sm90_readout.cu)
 //   weights   dU = D * (dO V^T) W + a (dO S_V^T) of one section, dX = rot(dU)
-//   scores    dL = p * (dX A^T - rowsum(p * dX A^T)), dY = unrot(dL A), over both
-//   table     dA = dL^T Z + p^T dX, a quarter of it a block
-//   join      sums the sections' gradients of q, k and v
-// Until the walk, the places of dS' are free: dX of both sections lies where dS_V' of the first will be, p where its dS_K' will be, dL
-// where the second's. All three are in half precision.
-// Products are in half precision as in sm90_backward_readout.cu, with a power of two for each row of pairs, for each row of dX in memory
-// and for each half tile of dX and dL: so the warpgroups need not wait for each other.
+//   scores    dL = p * (dX A^T - rowsum(p * dX A^T)), dY = unrot(dL A), over both sections
+//   table     dA = dL^T Z + p^T dX, one quarter per thread block
+//   join      after the passes: adds the sections' gradients of q, k and v
+// Called by sm90_backward.cu. Overwrites weights (U), d_scores, d_tables, d_units, row_units, read[kValues], along and turned[2] of both
+// workspaces. Until the scan writes dS', its memory holds intermediates in half precision: dX of both sections in d_v, p in d_q, dL in d_q
+// of the second section.
+//
+// Products are in half precision as in sm90_backward_readout.cu, with a power-of-two scale per row of pairs, per row of dX in memory, and
+// per half tile of dX and dL, so that the warpgroups need not synchronise.
 #include <cstddef>
 
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_sections.cuh"
@@ -26,7 +28,7 @@ constexpr int kPanels = kD / kPanelColumns;
 // ---- weights
 
 constexpr int kWeightsThreads = 384;
-constexpr int kItems = 3 * kPanels;  // dO, v, value state for each quarter of the columns, each in a place of its own
+constexpr int kItems = 3 * kPanels;  // dO, v, value state for each 64 columns, each with its own buffer
 
 struct WeightsParams {
   Sm90BackwardParams p;
@@ -67,7 +69,7 @@ __device__ __forceinline__ void feed_copies(const WeightsParams& params, Weights
   }
 }
 
-// One half of a tile: the 64 tokens of which the warp's are strip .. strip + 15.
+// One half tile: the warpgroup's 64 tokens, of which this warp owns strip .. strip + 15.
 __device__ __forceinline__ void weights_of_half(const Sm90BackwardParams& p, const Workspace& w, __half* d_mixed, WeightsShared& s,
                                                 int strip, int h, int parity) {
   const int lane = threadIdx.x % 32;
@@ -117,7 +119,7 @@ __device__ __forceinline__ void weights_of_half(const Sm90BackwardParams& p, con
     if (lane % 4 == 0 && valid0) w.read[kValues][scalars] = read0;
     if (lane % 4 == 0 && valid8) w.read[kValues][scalars + 8] = read8;
   }
-  settle(weights);  // else they are kept unpacked
+  settle(weights);  // otherwise they are kept as fp32
   decay(pairs, strip, s.tokens);
   float top0, top8;
   top_of_rows(pairs, top0, top8);
@@ -208,7 +210,7 @@ cudaError_t backward_weights(const Sm90BackwardParams& p, __half* d_mixed, cudaS
 
 struct ScoresParams {
   Sm90ForwardParams p;
-  Workspace w[2];  // of the sections
+  Workspace w[2];  // of each section
   CUtensorMap table;
   __half* d_mixed;  // [T, H, P] dX
   const __half* probs;
@@ -222,7 +224,7 @@ __device__ __forceinline__ uint32_t times_half(uint32_t x, __half2 factor) {
 
 struct ScoresShared {
   char table[kTableBytes];
-  float top[2][kConsumerWarps];  // largest unit of a warp's rows
+  float top[2][kConsumerWarps];  // largest row_units of each warp's rows
   uint64_t full;
 };
 
@@ -241,9 +243,9 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
   __syncthreads();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t pitch = static_cast<int64_t>(p.H) * kP;
-  // Found anew in every part: registers are short.
+  // Recomputed in every part: register pressure.
   struct Rows {
-    int64_t token;  // of `row`
+    int64_t token;  // token of `row`
     bool valid0, valid8;
   };
   const auto rows_of = [&](int t) {
@@ -257,12 +259,12 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
   for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) {
     const uint32_t table = anew(shared_address(s.table)) >> 4;
     uint32_t a[16][4];  // dX
-    float inverse;      // of what it is multiplied by
+    float inverse;      // inverse of the scale of dX
     {
       const auto [token, valid0, valid8] = rows_of(t);
       __half* rows = params.d_mixed + token * pitch + h * kP;
       two_sections::load_rows(a, rows, rows + 8 * pitch, valid0, valid8);
-      float units[2][2];  // of the sections' rows: one for all, the largest, takes their place
+      float units[2][2];  // divisors of both sections' rows, replaced by their maximum
 #pragma unroll
       for (int section = 0; section < 2; ++section) {
         const float* from = params.w[section].row_units + h * p.T + token;
@@ -273,7 +275,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
       inverse = __uint_as_float(__reduce_max_sync(0xFFFFFFFF, __float_as_uint(inverse)));
       if (lane == 0) s.top[parity][threadIdx.x / 32] = inverse;
       named_barrier(1 + group, 128);
-      inverse = 1e-30F;  // there may be no rows
+      inverse = 1e-30F;  // there may be no valid rows
 #pragma unroll
       for (int i = 0; i < kConsumerWarps / 2; ++i) inverse = fmaxf(inverse, s.top[parity][4 * group + i]);
 #pragma unroll
@@ -287,7 +289,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
     if (t >= share.step) {
       const Tile& next = p.tile[t - share.step];
       const int strip = 16 * static_cast<int>(threadIdx.x / 32);
-      const int64_t first = ((next.token + strip) * pitch + h * kP) * 2;  // in bytes, of all three
+      const int64_t first = ((next.token + strip) * pitch + h * kP) * 2;  // byte offset in all three arrays
       const void* const arrays[3] = {params.d_mixed, params.probs, w.scores};
 #pragma unroll
       for (const void* array : arrays) two_sections::ask_for_rows(static_cast<const char*>(array) + first, 2 * pitch, next.tokens - strip);
@@ -299,7 +301,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
       settle(a);
       two_sections::times_transposed(d_logits, a, table);
       wgmma_wait<0>();
-      // p, 64 slots at a time and twice.
+      // p is loaded 64 slots at a time, twice.
       const auto [token, valid0, valid8] = rows_of(t);
       const __half* probs = params.probs + token * pitch + h * kP;
       const auto load_probs = [&](uint32_t(&x)[4][4], int part) {
@@ -309,7 +311,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
       float mean8 = 0.0F;
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
-        asm volatile("" ::: "memory");  // else all the loads come first
+        asm volatile("" ::: "memory");  // otherwise all loads are hoisted
         uint32_t x[4][4];
         load_probs(x, part);
 #pragma unroll
@@ -336,7 +338,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
           x[i / 2][i % 2 * 2] = pack_half(x0.x * (d[0] - mean0), x0.y * (d[1] - mean0));
           x[i / 2][i % 2 * 2 + 1] = pack_half(x8.x * (d[2] - mean8), x8.y * (d[3] - mean8));
         }
-        settle(x);  // packed here, not where it is used
+        settle(x);  // convert here, not at the use
 #pragma unroll
         for (int i = 0; i < 16; ++i) dl[4 * part + i / 4][i % 4] = x[i / 4][i % 4];
       }
@@ -398,7 +400,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_backward_scores_s
 
 // ---- table
 
-constexpr int kTableThreads = 288;  // two warpgroups and a warp that asks for copies
+constexpr int kTableThreads = 288;  // two warpgroups and a producer warp
 constexpr int kTableStages = 3;
 constexpr int kStageBytes = 4 * kPanelBytes;  // [128 tokens, 128 slots] of two arrays
 
@@ -413,7 +415,7 @@ struct TableShared {
   uint64_t full[kTableStages], empty[kTableStages];
 };
 
-// dL^T Z and p^T dX, a tile and one of them after another: 128 rows and 128 columns of the table a block.
+// Alternates dL^T Z and p^T dX over tiles; a block computes 128 rows and 128 columns of the table.
 __global__ void __launch_bounds__(kTableThreads, 1) cyclic_flow_backward_table_sm90(const __grid_constant__ TableParams params) {
   extern __shared__ __align__(1024) char raw[];
   TableShared& s = *reinterpret_cast<TableShared*>(raw);
@@ -456,13 +458,13 @@ __global__ void __launch_bounds__(kTableThreads, 1) cyclic_flow_backward_table_s
   for (int t = first; t < p.tiles; t += step) {
     const int tokens = p.tile[t].tokens;
     float2 inverse = *reinterpret_cast<const float2*>(params.w.d_units + 2 * (static_cast<int64_t>(t) * p.H + h));
-    inverse.y = fmaxf(inverse.y, inverse.x * 9e-13F);  // less than that would not show, and their ratio may be too large
+    inverse.y = fmaxf(inverse.y, inverse.x * 9e-13F);  // a smaller value would be negligible, but the ratio could overflow
 #pragma unroll 1
     for (int part = 0; part < 2; ++part, ++n) {
       const int stage = n % kTableStages;
       barrier_wait(&s.full[stage], n / kTableStages % 2);
       char* left = s.stages[stage] + group * kPanelBytes;  // this warpgroup's 64 rows of the table
-      if (tokens < kC) {                                   // rows past the tile's end are another sequence's
+      if (tokens < kC) {                                   // rows past the tile's end belong to another sequence
         for (int i = tokens * 8 + static_cast<int>(threadIdx.x) % 128; i < kC * 8; i += 128) {
           *reinterpret_cast<uint4*>(left + 16 * i) = make_uint4(0, 0, 0, 0);
         }
@@ -473,7 +475,7 @@ __global__ void __launch_bounds__(kTableThreads, 1) cyclic_flow_backward_table_s
       const uint32_t at_right = shared_address(s.stages[stage]) >> 4;
       float product[64];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {  // of the tokens: each has a unit of its own
+      for (int half = 0; half < 2; ++half) {  // half tiles of tokens: each has its own divisor
         wgmma_fence();
 #pragma unroll
         for (int kk = 4 * half; kk < 4 * half + 4; ++kk) {

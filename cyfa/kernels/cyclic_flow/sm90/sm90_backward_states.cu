@@ -1,13 +1,14 @@
-// The reverse walk of cyclic_flow's backward on Hopper, over tiles of 128 tokens (docs/operator.md, "Chunks"):
+// The reverse state scan of the Hopper backward, over tiles of 128 tokens (docs/operator.md, "Chunks"):
 //   dS_K = gamma dS_K' + (a dY~)^T q      dS_V = gamma dS_V' + (a U)^T dO
-//   local     where a sequence is cut into segments: the walk over each segment but the first, from nothing
-//   combine   the gradients at the segments' starts, from the last on
+//   local     only for split sequences: the scan over each segment except the first, from zero
+//   combine   the gradients at the starts of the segments, sequentially from the last
 //   walk      every segment from its end; stores dS', the gradient of the state at each tile's end
-// As the walk of forward (sm90_walk.cuh): a block walks keys or values of one head, or both one after the other, whole states or parts
-// of them. Overwrites d_q and d_v (or spare), carried of the workspace and the gradients of the initial states.
+// Thread blocks work as in forward's scan (sm90_walk.cuh): keys or values of one head, or both one after the other, for a whole state or a
+// part of it. Called by sm90_backward.cu. Overwrites d_q and d_v (or spare) with dS', carried of the workspace, and the gradients of the
+// initial states.
 //
-// Shared memory, up to 227 KB: four stages of 64 rows of q or dO (32 KB) and of dY~ or U (16 KB, of half of the slots 8); a corner of 4 KB
-// a warp that holds.
+// Shared memory, up to 227 KB: four pipeline stages, each with 64 rows of q or dO (32 KB, less for narrow heads) and of dY~ or U (16 KB, or
+// 8 KB for half of the slots), and a 4 KB staging buffer per holder warp.
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_backward_device.cuh"
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_walk.cuh"
 
@@ -25,8 +26,8 @@ struct WalkShared {
   uint64_t loaded[kStages];
   uint64_t full[kStages];
   uint64_t empty[kStages];
-  float whole[kStages];  // decay over the tile
-  int walk[7];           // Walk and Halves: each role finds them here, since what is kept from before the roles part is kept in memory
+  float whole[kStages];  // decay over the whole tile
+  int walk[7];           // Walk and Halves, shared with all roles: registers live across the role split would be spilled
   alignas(16) float weight[kD];
 };
 
@@ -34,10 +35,10 @@ template <typename Shape>
 constexpr int kWalkBytes = Shape::kBytes + static_cast<int>(sizeof(WalkShared));
 static_assert(kWalkBytes<WalkShape<1, 4>> <= 227 * 1024);
 
-// The halves of a walk in its order.
+// The half tiles of a scan in scan order, from the last.
 __device__ __forceinline__ int half_at(const Halves& halves, int step) { return halves.count - 1 - step; }
 
-// Asks for the rows of a stage.
+// Issues the TMA copies of a stage.
 template <typename Shape>
 __device__ __forceinline__ void load(const WalkParams& params, const Halves& halves, const WalkShare& share, bool keys, int step,
                                      char* wide, char* narrow, WalkShared& s) {
@@ -59,12 +60,12 @@ __device__ __forceinline__ void load(const WalkParams& params, const Halves& hal
   }
 }
 
-// Fills a producer's share of the stages: the decay from the tile's start goes on the narrow rows.
+// Completes a producer's stages: multiplies the rows of dY~ or U by the decay from the tile's start.
 template <typename Shape>
 __device__ __forceinline__ void produce(const WalkParams& params, const Halves& halves, const WalkShare& share, bool keys, int before,
                                         char* wide, char* narrow, WalkShared& s) {
   constexpr int kProducers = Shape::kProducers;
-  constexpr int kPieces = Shape::kSlots / 8;  // of a row; a thread has half of them
+  constexpr int kPieces = Shape::kSlots / 8;  // pieces of a row; a thread handles half of them
   const Sm90ForwardParams& p = params.p.in;
   const float2* gate = params.w.gate + share.h * p.T;
   const int thread = threadIdx.x % 128;
@@ -94,7 +95,7 @@ __device__ __forceinline__ void produce(const WalkParams& params, const Halves& 
     const int real = halves.real(half_at(halves, step));
     float factor = exp2_fast(now.of_row);
     const float whole = exp2_fast(now.of_end);
-    asm volatile("" : "+f"(factor)::"memory");  // the next loads come after: a wait for the last ones would be a wait for them too
+    asm volatile("" : "+f"(factor)::"memory");  // issue the next loads only now: waiting for the previous ones would wait for them too
     now = fetch(step + kProducers);
     wait_loaded<kProducers>(s, stage, parity_of(step, before));
     char* rows = narrow + stage * Shape::kStageNarrow;
@@ -114,7 +115,7 @@ __device__ __forceinline__ void produce(const WalkParams& params, const Halves& 
     if (thread == 0) s.whole[stage] = whole;
     fence_async_proxy();
     barrier_arrive(&s.full[stage]);
-    // Where a part of the state is held, producers have the time to wait until the stage is free again; else the holders ask.
+    // If the block holds a part of the state, producers have time to wait until the stage is free; otherwise the holders issue the copies.
     if (Shape::kParts > 1 && thread == 0 && step + kStages < halves.count) {
       barrier_wait(&s.empty[stage], parity_of(step, before));
       load<Shape>(params, halves, share, keys, step + kStages, wide, narrow, s);
@@ -123,7 +124,7 @@ __device__ __forceinline__ void produce(const WalkParams& params, const Halves& 
   }
 }
 
-// Where dS' of a step's tile goes; as from p.in.tile, without a wait for memory.
+// Location of dS' for a step's tile: what p.in.tile would give, without the memory latency.
 __device__ __forceinline__ StatePlace place_of_tile(const Sm90BackwardParams& p, const Workspace& w, const Halves& halves, int step, int n,
                                                     int h, bool keys) {
   const int token = halves.token(half_at(halves, step) & ~1);
@@ -178,9 +179,9 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
     const int H = p.in.H;
     const int h = share.h;
     const int thread = static_cast<int>(threadIdx.x) - kFirstHolder;
-    const int of_state = share.slots * Shape::kHolders + thread;  // among the kStateThreads that hold a state
+    const int of_state = share.slots * Shape::kHolders + thread;  // index within kStateThreads
     const int group = thread / 128;
-    const int warp = of_state / 32;  // of those of a state
+    const int warp = of_state / 32;  // index among the warps of a state
     const int lane = thread % 32;
     const auto carried = [&](int of_place, bool keys) {
       return w.carried + ((static_cast<int64_t>(of_place) * H + h) * 2 + (keys ? kKeys : kValues)) * kM * state_width(p.in) +
@@ -208,7 +209,8 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
           bf16* rows = to.at + warp * 16 * to.stride + share.span * 128;
           const int stride = static_cast<int>(to.stride);
           store_state(state, corners + thread / 32 * kCornerBytes, [&](int row, int column, uint4 x) {
-            __stcg(reinterpret_cast<uint4*>(rows + row * stride + column), x);  // global memory, which the compiler cannot know
+            // An explicit global store: the compiler cannot infer the address space.
+            __stcg(reinterpret_cast<uint4*>(rows + row * stride + column), x);
           });
         }
         barrier_wait(&s.full[stage], parity);
@@ -219,7 +221,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
         }
         multiply_stage(state, narrow + stage * Shape::kStageNarrow,
                        wide + stage * Shape::kStageBytes + share.span * 128 / kPanelColumns * kHalf * kRowBytes, group);
-        // While that is under way: what comes where all have done with the stage before.
+        // Meanwhile, refill the previous stage once all holder warps have released it.
         if (kParts == 1 && thread == 0 && step > 0 && step - 1 + kStages < halves.count) {
           barrier_wait(&s.empty[(step - 1) % kStages], parity_of(step - 1, pass * halves.count));
           load<Shape>(params, halves, share, keys, step - 1 + kStages, wide, narrow, s);
@@ -238,7 +240,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_backward_states_s
         put_state<Shape>(state, keys, share, s.weight, reinterpret_cast<float*>(wide),
                          (keys ? p.d_initial_k : p.d_initial_v) + given_state(p.in, s.walk[0], h, keys), p.in);
       }
-      fence_async_proxy();  // what comes next into the stages comes by copies
+      fence_async_proxy();  // TMA writes the stages next
       named_barrier(kBlockBarrier, kWalkThreads);
     }
   }

@@ -1,21 +1,21 @@
-// What passes through whole tiles in cyclic_flow's backward on Hopper: <S, dS'> for their gates and X(S, dS') for their clocks, of the
-// state S at a tile's start and the gradient dS' of the state at its end. Only tiles that keep something of S are looked at: models have
-// heads that forget within a tile beside heads that do not, so the work is dealt out anew here, where a walk would wait for its slowest
-// head. A block takes neighbouring tiles and heads, a warp 16 slots of each. Overwrites `whole` of the workspace.
+// What passes through whole tiles in the Hopper backward: <S, dS'> for the gates and X(S, dS') for the clocks, with S the state at a tile's
+// start and dS' the gradient of the state at its end. Only tiles that retain part of S are processed. Models have heads that forget within
+// a tile next to heads that do not, so this launch balances the work over all heads; a scan would wait for its slowest head. A block takes
+// adjacent tiles and heads, a warp 16 slots of each. Called by sm90_backward.cu. Overwrites `whole` of the workspace.
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_backward_device.cuh"
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
 namespace {
 
-// A tile whose gates sum to less than this, as log2, is taken to keep nothing of the state: what the pairs of its tokens give is some 2^16
-// times as much, and the rounding of their bf16 operands 2^7 times. One token has no pairs: there as a gate of -60.
+// Threshold on the tile's cumulative gate (log2), below which nothing of the state is retained: the tile's own pairs contribute about 2^16
+// times as much, and the rounding of their bf16 operands 2^7 times. A tile of one token has no pairs; its threshold is a gate of -60.
 constexpr float kNothing = -16.0F;
 constexpr float kNothingOfOne = -86.56F;
 
-constexpr int kBlocks = 2 * kReadoutBlocks;  // two a multiprocessor
+constexpr int kBlocks = 2 * kReadoutBlocks;  // two per multiprocessor
 static_assert(kWarps * 16 == kM && kWholeParts == 2 * kWarps);
 
-// A sequence's first tile, where it starts from nothing, and its last, where nothing comes from behind, have nothing to pass.
+// Nothing passes through a sequence's first tile without an initial state, nor through its last without a gradient of the final state.
 __device__ __forceinline__ bool passes_through(const Sm90BackwardParams& p, const Workspace& w, int t, int h, int pass) {
   const Tile tile = p.in.tile[t];
   if (p.in.first_tile[tile.sequence] == t && starts_from_nothing(p.in)) return false;
@@ -23,16 +23,16 @@ __device__ __forceinline__ bool passes_through(const Sm90BackwardParams& p, cons
   return w.gate[h * p.in.T + tile.token + tile.tokens - 1].x >= (tile.tokens == 1 ? kNothingOfOne : kNothing);
 }
 
-// d += a b with b [8 slots, 16 columns], both as they lie in memory.
+// d += a b^T with b [8 slots, 16 columns]; both operands in memory order.
 __device__ __forceinline__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// <S, dS'> and X(S, dS') / (2 pi / m) of 16 slots and 128 columns, or 64, by a warp, as the diagonal of dS' S^T and what lies beside it. A
-// lane has eight columns of every 32 of two rows, from `state` and `d_state` on: which of the columns they are is all the same to the
-// product.
+// <S, dS'> and X(S, dS') / (2 pi / m) of 16 slots and 128 columns (or 64) by one warp: the diagonal of dS' S^T and its neighbours. A lane
+// loads eight of every 32 columns of two rows, starting at `state` and `d_state`. Which columns it has does not matter, as both operands
+// use the same order.
 template <int kPieces>
 __device__ __forceinline__ float2 sum_through(const bf16* state, int state_stride, const bf16* d_state, int stride, const float* weight,
                                               int first_pair) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ float2 sum_through(const bf16* state, int state_strid
       x[i][r] = __ldcg(reinterpret_cast<const uint4*>(d_state + 8 * r * stride + 32 * i));  // the passes read it next
     }
   }
-  float upper[4] = {}, lower[4] = {};  // slots of S: the first eight, and the others
+  float upper[4] = {}, lower[4] = {};  // slots of S: first eight, other eight
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     uint32_t a[2][4] = {{x[i][0].x, x[i][1].x, x[i][0].y, x[i][1].y}, {x[i][0].z, x[i][1].z, x[i][0].w, x[i][1].w}};
@@ -62,7 +62,7 @@ __device__ __forceinline__ float2 sum_through(const bf16* state, int state_strid
     multiply_add(upper, a[1], y[i][0].z, y[i][0].w);
     multiply_add(lower, a[1], y[i][1].z, y[i][1].w);
   }
-  // Rows lane / 4 of `upper`, and those + 8 of `lower`; columns 2 (lane % 4) and the next one.
+  // A lane holds row lane / 4 of `upper` and row lane / 4 + 8 of `lower`, columns 2 (lane % 4) and the next.
   const int lane = threadIdx.x % 32;
   const bool odd = lane / 4 % 2 == 1;
   float2 sum = make_float2(0.0F, 0.0F);
@@ -79,7 +79,7 @@ __device__ __forceinline__ float2 sum_through(const bf16* state, int state_strid
   return sum;
 }
 
-// kWide: keys and values have 256 columns.
+// kWide: K = V = 256.
 template <bool kWide>
 __global__ void __launch_bounds__(kThreads, 2)
     cyclic_flow_backward_through_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w) {
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t end = items * (blockIdx.x + 1) / gridDim.x;
 #pragma unroll 1
   for (int64_t begin = items * blockIdx.x / gridDim.x; begin < end; begin += 32) {
-    // Which of the next 32 pass anything, a lane each.
+    // Each lane checks one of the next 32 states.
     const int64_t mine = begin + lane;
     bool any = false;
     if (mine < end) {

@@ -1,18 +1,21 @@
-// The value pass of cyclic_flow's backward on Hopper, a tile of one head at a time (sm90_backward_pass.cuh):
-//   dV = beta (D * (phi U^T))^T dO + beta b (phi dS_V')
-// and the scalars of its tokens. v has three of the places, one of them twice a tile; the fourth is where a warp's results lie on their
-// way to memory; of narrower heads each panel has a place. The warpgroups change halves from tile to tile, since the first half has more
-// pairs. Overwrites d_v, which holds dS_V': a tile's are all in shared memory before the first of its gradients is stored.
+// The value pass of the Hopper backward, one tile of one head at a time (notation of sm90_backward_pass.cuh, rows s, columns t >= s):
+//   dV = beta (D * (phi U^T)) dO + beta b (phi dS_V')
+// and the pass's per-token scalars. The four panels of v share three buffers, one of which is filled twice per tile; the fourth buffer
+// stages the results. Panels of narrower heads have a buffer each. The warpgroups swap halves from tile to tile, since the first half has
+// more pairs.
+//
+// Called by backward_passes (sm90_backward_keys.cu). Overwrites d_v, which held dS_V' (a tile's data is all in shared memory before its
+// first gradient is stored), and the value pass's scalars of the workspace.
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_backward_pairs.cuh"
 
 namespace cyfa::cyclic_flow::sm90_backward_stages {
 namespace {
 
-constexpr int kColumns = kX + 2;  // where the warps leave sums, when v is done with
+constexpr int kColumns = kX + 2;  // buffer for the warps' column sums, after v has been consumed
 constexpr int kCorner = kX + 3;
 constexpr int kStripFloats = 16 * kRowBytes / 4;
 
-// In the order in which places become free.
+// Issues copies in the order in which buffers become free.
 template <int kPanels>
 __device__ __forceinline__ void feed_copies(const PassParams& params, PassShared& s) {
   const Sm90BackwardParams& p = params.p;
@@ -56,25 +59,25 @@ __device__ __forceinline__ void feed(const PassParams& params, PassShared& s) {
   }
 }
 
-// dV of a half tile, a quarter of the columns at a time; `token` and `tokens` become the next tile's.
+// dV of a half tile, 64 columns at a time. `token` and `tokens` become those of the next tile.
 template <bool kFirst, int kPanels>
 __device__ __forceinline__ void values_of_half(const HalfTile<kValues, kFirst, kPanels>& tile, int& token, int& tokens) {
   const Sm90BackwardParams& p = tile.params.p;
   PassShared& s = tile.s;
   const int strip = tile.strip;
   Pairs found;
-  if (kPanels < 4) barrier_wait(&s.empty[kColumns], (tile.n() & 1) ^ 1);  // else no v would be there before
+  if (kPanels < 4) barrier_wait(&s.empty[kColumns], (tile.n() & 1) ^ 1);  // with four panels, waiting for v implies this
   float* columns = reinterpret_cast<float*>(s.ring + kColumns * kPanelBytes) + strip * kStripFloats + column_of_lane();
   tile.pairs(found, [&](int i, float sum) { columns[32 * i] = sum; });
   tile.release(kZ);
   tile.release(kZ + 1);
   barrier_arrive(&s.columns_full);
-  Share(p).tile(p, tile.n() + 1, token, tokens);  // asked for now, used in the next tile
+  Share(p).tile(p, tile.n() + 1, token, tokens);  // load now, use in the next tile
 #pragma unroll 1
   for (int panel = 0; panel < kPanels; ++panel) {
     float d[32];
     tile.multiply(d, found, panel);
-    copies_read();  // of the last panel's results
+    copies_read();  // the previous panel's results have left the staging buffer
     wgmma_wait<0>();
     tile.release(kY + panel);
     tile.release(kS + panel);

@@ -1,11 +1,12 @@
-// Forward of cyclic_flow on Hopper (eq:app-cyfa-key-chunk, eq:cyfa-two-pass, eq:app-cyfa-value-chunk): the launches in order.
-//   prepare   clocks and gate sums of every token, the readout table
-//   states    walks a sequence and stores both states at every tile's start
-//   outputs   everything else, tile by tile, with no dependence between blocks
-// More than 128 slots are two sections. Each has states and scores as if it were alone; then
-//   readout   joins them
-//   values    the outputs, from the states of both
-// Overwrites o, the final states and the workspace.
+// Forward of cyclic_flow on Hopper (eq:app-cyfa-key-chunk, eq:cyfa-two-pass, eq:app-cyfa-value-chunk; stages of docs/operator.md,
+// "Chunks"): the sequence of launches.
+//   prepare   clocks and cumulative gates of every token, the readout table
+//   states    stage 6: scans each sequence and stores both states at every tile start
+//   outputs   stages 1 to 5 for every tile, independently
+// More than 128 slots are two sections. states and outputs, which then stops at the scores, run once per section; then
+//   readout   stage 3 over both sections
+//   values    stages 4 and 5, from the states of both sections
+// Called by cyfa/ops/cyclic_flow/sm90.cc. Overwrites o, the final states and clocks, kept and the workspace.
 #include <cuda_runtime.h>
 
 #include <algorithm>

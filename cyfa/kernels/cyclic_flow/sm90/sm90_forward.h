@@ -1,4 +1,5 @@
-// Forward of cyclic_flow on Hopper for bf16 inputs: parameters, workspace and launch. No torch, no allocation.
+// Forward of cyclic_flow on Hopper for bf16 inputs: parameters, workspace and entry points. Called by the sm90 backend
+// (cyfa/ops/cyclic_flow/sm90.cc). No torch, no allocation.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,32 +8,32 @@
 
 namespace cyfa::cyclic_flow {
 
-// A tile is 128 tokens of one sequence, fewer only at its end; the tiles of a sequence follow one another.
+// A tile is 128 tokens of one sequence; only a sequence's last tile may have fewer. A sequence's tiles are consecutive.
 struct Tile {
-  int64_t token;   // first token on the flat token axis
+  int64_t token;   // first token, counted over all sequences
   int32_t tokens;  // 1 .. 128
   int32_t sequence;
 };
 
 constexpr int kTileTokens = 128;
 
-// What forward finds on its way and backward needs: device memory of the caller. Sizes in bytes from sm90_kept_bytes.
+// Intermediate results of forward that backward reads: device memory owned by the caller, with the sizes of sm90_kept_bytes.
 struct Sm90Kept {
-  void* tokens = nullptr;  // clocks, sums of gates, rates of k and q
+  void* tokens = nullptr;  // clocks, cumulative gates, 1 / rms of k and q
   void* states = nullptr;  // [sections, tiles, H, 2, 128, max(K, V)] bf16 at tile starts
-  void* tables = nullptr;  // the readout table in half precision, the norms' weights
-  void* scores = nullptr;  // [T, H, P] half precision; null where no backward will follow
+  void* tables = nullptr;  // readout table in half precision, norm weights
+  void* scores = nullptr;  // [T, H, P] half precision; null if no backward follows
 };
 struct Sm90KeptBytes {
   int64_t tokens, states, tables, scores;
 };
 
-// The kernels hold slots in sections of 128; P is M filled up to whole sections.
+// The kernels process slots in sections of 128. P is M rounded up to whole sections.
 constexpr int kSectionSlots = 128;
 __host__ __device__ constexpr int32_t sm90_sections(int64_t M) { return static_cast<int32_t>((M + kSectionSlots - 1) / kSectionSlots); }
 __host__ __device__ constexpr int64_t sm90_filled_slots(int64_t M) { return sm90_sections(M) * int64_t{kSectionSlots}; }
 
-// Device memory. Token arrays are [T, H, ...] with the given distance between tokens, heads one after another.
+// Device pointers. Token arrays are [T, H, ...] with the given stride between tokens and contiguous heads.
 struct Sm90ForwardParams {
   int64_t T = 0;
   int32_t N = 0, H = 0, K = 0, V = 0, M = 0, tiles = 0;
@@ -53,22 +54,25 @@ struct Sm90ForwardParams {
   const float* initial_v = nullptr;       // [N, H, M, V] or null
   const double* initial_clock = nullptr;  // [N, H] or null
   void* o = nullptr;                      // [T, H, V] bf16
-  float* final_k = nullptr;               // [N, H, K, M]; null, as final_v, where the final state is not wanted
+  float* final_k = nullptr;               // [N, H, K, M]; final_k and final_v are null if the final state is not wanted
   float* final_v = nullptr;
   double* final_clock = nullptr;
-  // Rows are normalised before everything else instead of inside the kernels; needed where a state comes from outside (initial_k), or a
-  // gradient does: these have k's weight already.
+  // Normalise rows of q and k in a separate launch before all others, instead of inside the kernels. Needed if an initial state is given
+  // (initial_k implies it) or a gradient of the final state: these include the norm weights.
   bool normalise_first = false;
   Sm90Kept kept;
-  void* workspace = nullptr;  // sm90_forward_workspace bytes
-  int32_t longest = 0;        // tiles of the longest sequence, which saves workspace; 0: not known
-  int32_t section = 0;        // of a launch that is for one section
+  void* workspace = nullptr;  // of sm90_forward_workspace() bytes
+  int32_t longest = 0;        // tiles of the longest sequence, to save workspace; 0: unknown
+  int32_t section = 0;        // section that a launch processes; set by sm90_forward
 };
 
-// `tiles` may be more than there are.
+// `tiles` may be an upper bound.
 Sm90KeptBytes sm90_kept_bytes(int64_t T, int64_t H, int64_t K, int64_t V, int64_t tiles, int64_t M);
+// Size of the workspace in bytes. p.workspace is not read.
 int64_t sm90_forward_workspace(const Sm90ForwardParams& p);
+// Why the kernels do not support these parameters, or null if they do.
 const char* sm90_forward_refusal(const Sm90ForwardParams& p);
+// Enqueues forward on `stream`. Overwrites o, final_k, final_v, final_clock, kept and the workspace. cudaErrorInvalidValue if refused.
 cudaError_t sm90_forward(const Sm90ForwardParams& p, cudaStream_t stream);
 
 }  // namespace cyfa::cyclic_flow

@@ -1,15 +1,15 @@
-// Stages 1 to 5 of docs/operator.md on Hopper, tile by tile with no dependence between blocks. A block stays with one head and takes every
-// so-manieth tile. Its first warpgroup feeds: one thread asks for copies, three warps make the write vectors and the decay factors. The
-// other two own 64 tokens of the tile each. Overwrites o and, where backward is
-// to follow, the scores and the rates of q.
+// Stages 1 to 5 of docs/operator.md on Hopper, one tile at a time with no dependence between thread blocks. A persistent block stays with
+// one head and takes every (gridDim.x / H)-th tile. Warp roles: thread 0 issues TMA copies, warps 1 to 3 compute write vectors and decay
+// factors (token warps), warpgroups 1 and 2 own 64 tokens of the tile each. Called by sm90_forward.cu. Overwrites o and, if backward
+// follows, the scores and 1 / rms of q.
 //
 // Shared memory, 227 KB:
-//   ring    10 panels of [128 rows, 64 columns]; a tile takes 20, each place twice: q, k, key state for each quarter of the columns (12
-//   panels),
-//           then the value state (4), then v (4). What the next tile needs is on its way while this one reads out. Narrower heads
-//           have fewer panels, and a place each where there are enough.
-//   table   the readout table of the head in half precision, there throughout
-//   writes  the tile's write vectors, and per token its gate and decay factors
+//   ring    10 buffers of one panel, [128 rows, 64 columns]. A tile has 20 panels, two per buffer: q, k and key state for each quarter
+//           of the columns (12), the value state (4), v (4). The next tile's copies run during this tile's readout. Narrower heads have
+//           fewer panels, one per buffer where possible.
+//   table   the head's readout table in half precision, resident
+//   writes  the tile's write vectors
+//   tokens  gates and decay factors of the tile's tokens
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -26,12 +26,13 @@ constexpr int kThreads = 384;
 constexpr int kConsumerWarps = 8;
 constexpr int kPlaces = 10;
 
-// What a launch does: all stages, with 128 slots or with fewer; or, of one of two sections, stages 1 and 2 up to the rotated scores
-// (sm90_forward_sections.cu has the rest).
+// Work of a launch: all stages with 128 slots or with fewer; or, for one of two sections, stages 1 and 2 up to the rotated scores
+// (sm90_readout.cu and sm90_forward_sections.cu do the rest).
 enum class Work { kAllSlots, kFewerSlots, kScores };
 
-// Panels of a tile and their places in the ring. A place serves one panel of a tile, or two, and then a barrier's parity is known from the
-// item. Panels of the value state, and of v, lie side by side; v has the places of what the scores are made from.
+// The panels of a tile in copy order (items) and their ring buffers. A buffer serves one or two panels per tile; with two, the item
+// determines the barrier's parity. The value state's panels are contiguous, and so are those of v. v reuses buffers of the scores'
+// operands.
 template <Work kWorkOf, int kKeyPanelsOf, int kValuePanelsOf>
 struct Ring {
   static constexpr Work kWork = kWorkOf;
@@ -40,14 +41,14 @@ struct Ring {
   static constexpr int kState = 3 * kKeyPanels;  // first items of the value state and of v
   static constexpr int kValues = kState + kValuePanels;
   static constexpr int kItems = kWork == Work::kScores ? kState : kValues + kValuePanels;
-  static constexpr bool kShort = kKeyPanels == 1 && kValuePanels == 4;  // v outnumbers what its places are from
+  static constexpr bool kShort = kKeyPanels == 1 && kValuePanels == 4;  // v has more panels than the scores' operands have buffers
   static constexpr int kCount = kItems <= kPlaces ? kItems : kKeyPanels == 2 ? kPlaces : kItems / 2;
 
   static __host__ __device__ constexpr int place(int item) {
     if (kShort) return item < kState ? item : item < kValues ? item + 1 : item - kValues;
     return item % kCount;
   }
-  // Parity of the item's barrier, in a tile of the given parity.
+  // Barrier parity of an item, in a tile with the given parity.
   static __host__ __device__ constexpr int parity(int item, int of_tile) {
     if (kShort) return place(item) < kState ? (item < kState ? 0 : 1) : of_tile;
     if (kItems % kCount == 0 && kItems > kCount) return item / kCount;
@@ -66,7 +67,7 @@ struct Shared {
   char ring[kPlaces * kPanelBytes];
   char table[kM * kM * 2];
   char writes[kC * kM * 2];
-  float weight[kD];  // of the norms of q and k together
+  float weight[kD];  // product of the norm weights of q and k
   Tokens tokens;
   uint64_t full[kPlaces];
   uint64_t empty[kPlaces];
@@ -89,7 +90,7 @@ __device__ __forceinline__ void release(Shared& s, int item) {
   if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[Ring::place(item)]);
 }
 
-// All copies of the block's tiles, in the order in which they are used.
+// Issues all copies of the block's tiles in order of use.
 template <typename Ring>
 __device__ __forceinline__ void feed_copies(const OutputsParams& params, Shared& s, const Share& share) {
   const Sm90ForwardParams& p = params.p;
@@ -124,8 +125,8 @@ __device__ __forceinline__ void feed_copies(const OutputsParams& params, Shared&
   }
 }
 
-// U(clock) of the rows of a 64 x 128 accumulator, packed in half precision as the next product's a; the rotations, in half precision, to
-// undo it by.
+// Rotates the rows of a 64 x 128 accumulator by U(clock) and converts them to half precision as the next A operand. `turned` keeps the
+// rotations in half precision for unrotate_and_pack.
 __device__ __forceinline__ void rotate_and_pack(const float (&d)[64], uint32_t turn0, uint32_t turn8, int first_pair, uint32_t (&a)[8][4],
                                                 uint32_t (&turned)[16][2]) {
 #pragma unroll
@@ -140,8 +141,8 @@ __device__ __forceinline__ void rotate_and_pack(const float (&d)[64], uint32_t t
   }
 }
 
-// U(-clock) of the rows times a factor each, in half precision as the next product's a; `started` the same as bf16, with the decay from the
-// tile's start.
+// Rotates the rows by U(-clock), scales them and converts them to half precision as the next A operand. `started` is the same in bf16,
+// multiplied by the decay from the tile's start.
 __device__ __forceinline__ void unrotate_and_pack(const float (&d)[64], const uint32_t (&turned)[16][2], float factor0, float factor8,
                                                   float start0, float start8, uint32_t (&a)[8][4], uint32_t (&started)[8][4]) {
 #pragma unroll
@@ -170,7 +171,7 @@ __device__ __forceinline__ void scale_rows(float (&d)[64], float factor0, float 
   }
 }
 
-// exp(unit * (logit - the row's largest)), the m slots that exist, packed in half precision; the sums of the rows.
+// exp(unit * (logit - row maximum)) over the m active slots in half precision, and the row sums.
 template <bool kAllSlots>
 __device__ __forceinline__ void softmax_and_pack(float (&d)[64], float unit, int m, float& sum0, float& sum8, uint32_t (&a)[8][4]) {
   mask_slots<kAllSlots>(d, m);
@@ -210,8 +211,8 @@ __device__ __forceinline__ void softmax_and_pack(float (&d)[64], float unit, int
   }
 }
 
-// One half of a tile: the 64 tokens of which the warp's are strip .. strip + 15. The code is one run of some 3,000 instructions for both
-// halves and rolled where it can be: twice as long, it waited for instructions a third of the time.
+// One half tile: the warpgroup's 64 tokens, of which this warp owns strip .. strip + 15. Both halves run the same code of about 3,000
+// instructions, rolled where possible: with twice the code, instruction fetch takes a third of the time.
 template <typename Ring>
 __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, const Workspace& w, Shared& s, int strip, int h, int parity,
                                                 float unit) {
@@ -220,20 +221,20 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   const int lane = threadIdx.x % 32;
   const int row = strip + lane / 4;  // and row + 8
   uint32_t base = shared_address(&s) >> 4;
-  asm volatile("" : "+r"(base));  // else the operands' descriptors are kept from tile to tile, and registers run out
+  asm volatile("" : "+r"(base));  // otherwise operand descriptors are kept across tiles and registers spill
   const auto place = [](int item) { return Ring::place(item) * kPanelBytes; };
   const auto wait = [&](int item) { wait_for<Ring>(s, item, parity); };
   uint32_t a[8][4];
   float pairs[64] = {};
   float scores[64] = {};
 
-  // Stages 1 and 2, a quarter of the columns at a time. The norms' weights go on q here, the rates on the products.
+  // Stages 1 and 2, 64 columns at a time. The norm weights are applied to q here, 1 / rms of q and k to the products.
   float rate0, rate8;
   {
     float squares0 = 0.0F;
     float squares8 = 0.0F;
     const int q_row = strip + lane % 16;
-    uint32_t crossed[4][4];  // q times the weights of both norms: meets keys as they came, and their states
+    uint32_t crossed[4][4];  // q times both norm weights; multiplied with the raw keys and with the key state
 #pragma unroll 1
     for (int panel = 0; panel < Ring::kKeyPanels; ++panel) {
       const int item = 3 * panel;
@@ -285,7 +286,7 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   const uint32_t turn8 = row + 8 < tokens ? turns[row + 8] : 0;
   const float unit_scale = p.scale / kScoreUnit;
   decay_and_pack<true>(pairs, strip, rate0 * unit_scale, rate8 * unit_scale, s.tokens, a);
-  // Decay from the tile's start; asked for where it is used, since registers are short.
+  // Decay from the tile's start; computed at each use because of register pressure.
   const auto start = [&](int r) { return exp2_fast(s.tokens.gate(r).x); };
   scale_rows(scores, rate0 * unit_scale * start(row), rate8 * unit_scale * start(row + 8));
   settle(scores);
@@ -340,7 +341,7 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
   uint32_t started[8][4];
   unrotate_and_pack(mixed, turned, __fdividef(unit, sum0), __fdividef(unit, sum8), start(row), start(row + 8), a, started);
 
-  // Stages 4 and 5: the outputs, 128 columns at a time, or 64 where there are no more.
+  // Stages 4 and 5: the outputs, 128 columns at a time (64 if there are no more).
   constexpr int kState = Ring::kState;
   constexpr int kValues = Ring::kValues;
   constexpr int kPanels = Ring::kValuePanels;
@@ -376,8 +377,8 @@ __device__ __forceinline__ void outputs_of_half(const Sm90ForwardParams& p, cons
 #pragma unroll
   for (int i = 0; i < kPanels; ++i) wait(kValues + i);
   if (tokens < kC) {
-    // Rows past the tile's end hold another sequence's values; their weights are zero, but zero times infinity is not. All have read the
-    // queries that were there.
+    // Rows past the tile's end hold another sequence's values. Their weights are zero, but 0 * inf is NaN, so they are cleared. Both
+    // warpgroups synchronise first: they must have read the queries that these buffers held.
     named_barrier(3, 256);
     for (int i = tokens * (kWidth / 8) + threadIdx.x % 128; i < kC * (kWidth / 8); i += 128) {
       *reinterpret_cast<uint4*>(place_of<Ring>(s, kValues) + piece_offset(kC, i / (kWidth / 8), i % (kWidth / 8))) = make_uint4(0, 0, 0, 0);

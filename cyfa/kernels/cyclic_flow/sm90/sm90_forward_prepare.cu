@@ -1,7 +1,9 @@
-// What the other launches of the Hopper forward need, in one launch: clocks and sums of gates of every token, by blocks of eight tiles and
-// four heads, and the readout table R Phi in half precision, by blocks of eight rows. Where a sequence is long, sums of delta over its
-// tiles come first (advance). Overwrites turn, gate, advance, weight, table and table_unit of the workspace and the final clocks.
-// Little is computed here, and code that runs once waits for its instructions: loops that are not in the way stay rolled.
+// The first launch of the Hopper forward: the clock and cumulative gate of every token (thread blocks of eight tiles and four heads), and
+// the readout table R Phi in half precision (thread blocks of eight rows). For long sequences a launch of its own (advance) first sums
+// delta over each tile. Called by sm90_forward.cu. Overwrites turn, gate, advance, weight, table, table_unit and the zero state of the
+// workspace, and the final clocks.
+//
+// There is little arithmetic here, and code that runs once is limited by instruction fetch, so loops off the critical path stay rolled.
 #include <cuda_runtime.h>
 
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_parts.cuh"
@@ -9,18 +11,18 @@
 namespace cyfa::cyclic_flow {
 namespace {
 
-constexpr int kHeads = 4;  // of a block: a token's heads are neighbours in memory
-constexpr int kGroup = 8;  // tiles of a block, counted from their sequence's first, so that the order of sums is its own
+constexpr int kHeads = 4;  // heads per block: a token's heads are adjacent in memory
+constexpr int kGroup = 8;  // tiles per block, counted from the sequence's first tile, so a sequence's summation order is its own
 constexpr int kThreads = 32 * kGroup * kHeads;
 constexpr int kWarps = kThreads / 32;
-constexpr int kAtOnce = kThreads / (kC * kHeads);  // tiles that the block's threads read side by side
-constexpr int kPitch = kC + 8;                     // of a head's tokens in shared memory: heads on banks of their own
-static_assert(kC == 4 * 32 && kWarps == 32);       // a warp sums a tile of a head, a lane four tokens
+constexpr int kAtOnce = kThreads / (kC * kHeads);  // tiles that the block reads at a time
+constexpr int kPitch = kC + 8;                     // pitch of a head's tokens in shared memory: the heads use different banks
+static_assert(kC == 4 * 32 && kWarps == 32);       // a warp sums one tile of one head, four tokens per lane
 constexpr int kTableRows = 8;
 
 __device__ __forceinline__ double shuffled(double x, int bit) { return __shfl_xor_sync(0xFFFFFFFF, x, bit); }
 
-// Sums of each of four heads over the block, thread x having token x / 4 and head x % 4.
+// Block-wide sums for each of four heads; thread x holds token x / 4 and head x % 4.
 struct HeadSums {
   double parts[kWarps][kHeads];
 
@@ -29,7 +31,7 @@ struct HeadSums {
     for (int bit = kHeads; bit < 32; bit *= 2) x += shuffled(x, bit);
     if (threadIdx.x % 32 < kHeads) parts[threadIdx.x / 32][threadIdx.x % 32] = x;
   }
-  // By whole warps, after a barrier.
+  // Called by whole warps, after a block barrier.
   __device__ __forceinline__ double of(int head) const {
     double x = parts[threadIdx.x % 32][head];
 #pragma unroll
@@ -38,7 +40,7 @@ struct HeadSums {
   }
 };
 
-// Sum over the lanes before this one; `total` over all.
+// Exclusive prefix sum over the lanes; `total` is the sum over all.
 __device__ __forceinline__ double warp_sum_before(double x, double& total) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
@@ -72,7 +74,8 @@ struct TileShared {
   double during[kGroup][kHeads];
 };
 
-// Clocks and sums of gates of the group of tiles that begins with `index`. A sequence's tiles follow one another, all but the last full.
+// Clocks and cumulative gates of the group of tiles that starts with tile `index`. A sequence's tiles are consecutive; all but the last
+// are full.
 __device__ __forceinline__ void prepare_tiles(const Sm90ForwardParams& p, const Workspace& w, TileShared& s, int index, int heads,
                                               double frequency) {
   const Tile start = p.tile[index];
@@ -100,7 +103,7 @@ __device__ __forceinline__ void prepare_tiles(const Sm90ForwardParams& p, const 
     if (h < p.H && end - first > kSumTiles) {
 #pragma unroll 1
       for (int t = first + i; t < index; t += kAtOnce * kC) passed += w.advance[static_cast<int64_t>(h) * p.tiles + t];
-    } else if (h < p.H) {  // few enough to be added up again, which saves a launch
+    } else if (h < p.H) {  // few enough tiles to sum again, which saves a launch
       constexpr int kLoads = 12;
       const float* from = p.delta + at - static_cast<int64_t>((index - first) / kAtOnce) * step;
 #pragma unroll 1
@@ -116,7 +119,7 @@ __device__ __forceinline__ void prepare_tiles(const Sm90ForwardParams& p, const 
     for (int j = 0; j < kGroup / kAtOnce; ++j) {
       const int tile = j * kAtOnce + i / kC;
       s.given[0][tile][head][i % kC] = delta[j];
-      s.given[1][tile][head][i % kC] = gate[j] < -1000.0F ? -1000.0F : gate[j];  // exp is 0 there; a NaN stays one
+      s.given[1][tile][head][i % kC] = gate[j] < -1000.0F ? -1000.0F : gate[j];  // exp is 0 there; a NaN stays NaN
     }
     s.passed.put(passed);
   }
@@ -126,7 +129,7 @@ __device__ __forceinline__ void prepare_tiles(const Sm90ForwardParams& p, const 
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int h = heads + head;
   float* mine[2] = {s.given[0][j][head], s.given[1][j][head]};
-  // Of the lane's tokens: sums from its first one on.
+  // Inclusive sums over the lane's four tokens.
   double clock[4];
   double gate[4];
   const auto sums_of = [&](const float* from, double(&x)[4]) {
@@ -150,13 +153,14 @@ __device__ __forceinline__ void prepare_tiles(const Sm90ForwardParams& p, const 
 #pragma unroll 1
   for (int i = 0; i < j; ++i) before += s.during[i][head];
   if (lane == 0 && index + j + 1 == end) p.final_clock[start.sequence * p.H + h] = before + total;
-  // To memory in the order of tokens, through the shared memory that the tile's own numbers had.
+  // Reordered by token through the shared memory that held the tile's inputs, for coalesced stores.
   uint32_t turn[4];
   float high[4];
   float low[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    // Conversions are slow: beside 2^20 a double's last 32 bits are those after the point, and without the last 29 it is a float.
+    // Avoids slow conversions: after adding 2^20, the low 32 bits of a double are the fraction in units of 2^-32; and a double with its low
+    // 29 mantissa bits cleared is exactly a float.
     const double turns = (before + clock_before + clock[i]) * frequency;
     turn[i] = static_cast<uint32_t>(__double2loint((turns - floor(turns)) + 1048576.0));
     const double doublings = (gate_before + gate[i]) * 1.4426950408889634;
@@ -185,21 +189,22 @@ __device__ __forceinline__ void prepare_tiles(const Sm90ForwardParams& p, const 
 }
 
 struct TableShared {
-  float4 folded[kM][kTableRows / 2 + 1];  // of a slot: two rows' sums with its mirror image, then their differences
+  float4 folded[kM][kTableRows / 2 + 1];  // per slot s and pair of rows: R[s] + R[m - s] of both rows, then R[s] - R[m - s]
   float4 parts[kThreads];
   unsigned tops[kWarps];
 };
 
-// kTableRows rows of a head's R Phi. A power of two is taken out, so that half precision serves tables of any size: one above max |R|. Rows
-// of R Phi are as long as those of R, so what is left of one is below sqrt(m), as backward's products with it need, and the largest entry
-// above 2^-6. Phi of slot s and frequency j is a cosine or sine of s j / m turns; slots s and m - s share both but for the sine's sign.
+// kTableRows rows of one head's R Phi, divided by a power of two above max |R| so that half precision covers tables of any magnitude. Rows
+// of R Phi have the same norm as rows of R, so every scaled row has a norm below sqrt(m), which backward's products with it rely on, and
+// the largest entry is above 2^-6. Phi at slot s and frequency j is the cosine or sine of s j / m turns; slots s and m - s share both up to
+// the sine's sign.
 __device__ __forceinline__ void prepare_table(const Sm90ForwardParams& p, const Workspace& w, TableShared& shared, int h, int strip) {
   const int m = p.M - 1;
-  const int wide = sm90_sections(p.M) - 1;  // 1 with two sections
+  const int wide = sm90_sections(p.M) - 1;  // 1 with two sections, else 0
   const int thread = static_cast<int>(threadIdx.x);
   const float* readout = p.readout + static_cast<int64_t>(h) * m * m;
   {
-    constexpr int kStep = kThreads / kTableRows;  // as many slots as there may be, folded
+    constexpr int kStep = kThreads / kTableRows;  // the largest number of slots after folding
     static_assert(kStep == kM);
     const int r = thread / kStep;
     const int s = thread % kStep;
@@ -224,12 +229,13 @@ __device__ __forceinline__ void prepare_table(const Sm90ForwardParams& p, const 
   const int exponent = top > 1e-30F && top < 1e30F ? ilogbf(top) + 1 : 0;
   if (strip == 0 && thread == 0) w.table_unit[h] = exp2f(static_cast<float>(exponent));
 
-  // A frequency and two rows a thread, and a part of the slots: four parts, or two where there are more frequencies.
+  // Each thread computes one frequency of two rows over a part of the slots: one of four parts, or of two with two sections, which have
+  // twice as many frequencies.
   const int pairs = kM / 2 << wide;
   const int j = thread & (pairs - 1);
   const int pair = thread / (kM / 2) >> wide & (kTableRows / 2 - 1);
   const int part = thread / (kM / 2 * kTableRows / 2) >> wide;
-  constexpr int kSlots = kM / 8;  // of a part; four times as many, of all there are, where parts are two
+  constexpr int kSlots = kM / 8;  // slots per part; four times as many with two sections
   const int slots = kSlots << 2 * wide;
   static_assert(kSlots * 4 == kM / 2);
   const float turn = 2.0F / static_cast<float>(m);
@@ -303,7 +309,7 @@ __global__ void __launch_bounds__(kThreads)
     prepare_rest(p, w);
     return;
   }
-  // Which of its candidates begin a group is in first_tile, where the tiles' own entries lead: both come from memory at once.
+  // Whether a candidate tile starts a group depends on first_tile[tile.sequence], a dependent load: the prefetch overlaps both latencies.
   if (static_cast<int>(threadIdx.x) * 32 <= p.N) asm volatile("prefetch.global.L2 [%0];" ::"l"(p.first_tile + threadIdx.x * 32));
   const int first = (block - 1) / head_groups(p) * candidates;
   const int candidate = min(static_cast<int>(threadIdx.x) % 32, candidates - 1);
@@ -324,7 +330,7 @@ cudaError_t sm90_forward_prepare(const Sm90ForwardParams& p, cudaStream_t stream
     const dim3 blocks(static_cast<unsigned>(p.tiles), static_cast<unsigned>(head_groups(p)));
     cyclic_flow_forward_advance_sm90<<<blocks, kThreads, 0, stream>>>(p);
   }
-  // A block looks for groups among as many tiles as a group has and finds one, unless sequences are short.
+  // A block searches as many tiles as a group has and finds one group start, unless sequences are short: then one tile.
   const int candidates = p.tiles < p.N * kGroup ? 1 : kGroup;
   const int blocks = table_blocks(p) + 1 + (p.tiles + candidates - 1) / candidates * head_groups(p);
   cyclic_flow_forward_prepare_sm90<<<blocks, kThreads, 0, stream>>>(p, candidates, 1.0 / (p.M - 1));

@@ -1,12 +1,12 @@
-// Stages 4 and 5 of docs/operator.md on Hopper where there are two sections of slots: the outputs, from the slot weights U of the readout
-// (sm90_readout.cu) and the value states of both sections, tile by tile. Built as sm90_forward_outputs.cu is: a block stays with one head,
-// one thread of its first warpgroup asks for copies and three warps make write vectors, the other two warpgroups own 64 tokens each.
-// Overwrites o.
+// Stages 4 and 5 of docs/operator.md on Hopper for two sections of slots: the outputs, from U (written by sm90_readout.cu) and the value
+// states of both sections, one tile at a time. Roles are those of sm90_forward_outputs.cu: a persistent block stays with one head, thread 0
+// issues TMA copies, three token warps compute write vectors, two warpgroups own 64 tokens each. Called by sm90_forward.cu. Overwrites o.
 //
 // Shared memory, 163 KB:
-//   ring    6 panels of [128 rows, 64 columns]; a tile takes 12, each place twice: for each half of the columns the value states of both
-//           sections (4), then v (2)
-//   writes  the tile's write vectors, those of both sections, and per token its gate and decay factors
+//   ring    6 buffers of one panel, [128 rows, 64 columns]. A tile has 12 panels, two per buffer: for each half of the columns the value
+//           states of both sections (4), then v (2)
+//   writes  the tile's write vectors of both sections
+//   tokens  gates and decay factors of the tile's tokens
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -20,7 +20,7 @@ using namespace sm90;
 
 constexpr int kThreads = 384;
 constexpr int kConsumerWarps = 8;
-constexpr int kPlaces = 6;  // and so many panels for each half of the columns
+constexpr int kPlaces = 6;  // panels for each half of the columns
 
 struct ValuesParams {
   Sm90ForwardParams p;
@@ -60,13 +60,13 @@ __device__ __forceinline__ void feed_copies(const ValuesParams& params, Shared& 
   }
 }
 
-// One half of a tile: the 64 tokens of which the warp's are strip .. strip + 15.
+// One half tile: the warpgroup's 64 tokens, of which this warp owns strip .. strip + 15.
 __device__ __forceinline__ void values_of_half(const Sm90ForwardParams& p, const Workspace& w, Shared& s, int strip, int h, int parity,
                                                int token, int tokens) {
   const int lane = threadIdx.x % 32;
   const int row = strip + lane / 4;  // and row + 8
   uint32_t base = shared_address(&s) >> 4;
-  asm volatile("" : "+r"(base));  // else the operands' descriptors are kept from tile to tile, and registers run out
+  asm volatile("" : "+r"(base));  // otherwise operand descriptors are kept across tiles and registers spill
   uint32_t u[16][4];
   {
     const int64_t pitch = static_cast<int64_t>(p.H) * two_sections::kP;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void values_of_half(const Sm90ForwardParams& p, const
   wgmma_wait<0>();
   uint32_t a[8][4];
   decay_and_pack<false>(between, strip, 1.0F, 1.0F, s.tokens, a);
-  // With the decay from the tile's start, as bf16: what meets the states.
+  // U times the decay from the tile's start, in bf16, for the product with the states.
   const float start0 = exp2_fast(s.tokens.gate(row).x);
   const float start8 = exp2_fast(s.tokens.gate(row + 8).x);
 #pragma unroll
@@ -114,7 +114,7 @@ __device__ __forceinline__ void values_of_half(const Sm90ForwardParams& p, const
 #pragma unroll
     for (int i = 4; i < kPlaces; ++i) barrier_wait(&s.full[i], half);
     if (tokens < kC) {
-      // Rows past the tile's end hold another sequence's values; their weights are zero, but zero times infinity is not.
+      // Rows past the tile's end hold another sequence's values. Their weights are zero, but 0 * inf is NaN, so they are cleared.
       for (int i = tokens * 16 + threadIdx.x % 128; i < kC * 16; i += 128) {
         *reinterpret_cast<uint4*>(s.ring + 4 * kPanelBytes + piece_offset(kC, i / 16, i % 16)) = make_uint4(0, 0, 0, 0);
       }

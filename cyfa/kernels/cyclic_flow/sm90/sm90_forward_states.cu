@@ -1,12 +1,13 @@
-// Stage 6 of docs/operator.md on Hopper: walks every sequence and stores both states at every tile's start.
-//   local     where a sequence is cut into segments: the walk over each segment but the last, from nothing
-//   combine   the states at the segments' ends, one after another
-//   walk      every segment from its first state; stores the states
-// A block (sm90_walk.cuh) walks keys or values of one head, or both one after the other, whole states or parts of them. Overwrites
-// states, rate and carried of the workspace and the final states.
+// Stage 6 of docs/operator.md on Hopper: scans every sequence and stores both states at every tile start.
+//   local     only for split sequences: the scan over each segment except the last, from a zero state
+//   combine   the states at the ends of the segments, sequentially
+//   walk      every segment from its initial state; stores the states
+// A thread block (sm90_walk.cuh) scans keys or values of one head, or both one after the other, for a whole state or a part of it. Called
+// by sm90_forward.cu. Overwrites states, rate[0] and carried of the workspace, and the final states.
 //
-// Shared memory, up to 227 KB: four stages of 64 keys or values (32 KB, less of narrow heads) and their write vectors (16 KB, of half of
-// the slots 8); a corner of 4 KB a warp that holds. At a walk's end the stages hold the final state on its way to memory.
+// Shared memory, up to 227 KB: four pipeline stages, each with 64 keys or values (32 KB, less for narrow heads) and their write vectors (16
+// KB, or 8 KB for half of the slots), and a 4 KB staging buffer per holder warp. At the end of a scan the stages hold the final state on
+// its way to global memory.
 #include <cuda_runtime.h>
 
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_walk.cuh"
@@ -27,21 +28,21 @@ struct Shared {
   uint64_t loaded[kStages];
   uint64_t full[kStages];
   uint64_t empty[kStages];
-  float whole[kStages];        // decay over the tile
-  float rate[kStages][kHalf];  // of keys
-  int walk[7];  // Walk and Halves: each role finds them here, since what is kept from before the roles part is kept in memory
-  alignas(16) float weight[kD];  // what columns of the final state are multiplied by
+  float whole[kStages];          // decay over the whole tile
+  float rate[kStages][kHalf];    // 1 / rms of keys
+  int walk[7];                   // Walk and Halves, shared with all roles: registers live across the role split would be spilled
+  alignas(16) float weight[kD];  // factors of the final state's columns
 };
 
 template <typename Shape>
 constexpr int kSharedBytes = Shape::kBytes + static_cast<int>(sizeof(Shared));
 static_assert(kSharedBytes<WalkShape<1, 4>> <= 227 * 1024);
 
-// 1 / rms of keys.
+// 1 / rms of the stage's keys.
 template <int kPanels>
 __device__ __forceinline__ void key_rates(const char* tile, float eps, float* rates) {
-  constexpr int kLanes = kPanels == 4 ? 4 : 2;  // of a row
-  constexpr int kRows = 32 / kLanes;            // of a warp at once
+  constexpr int kLanes = kPanels == 4 ? 4 : 2;  // lanes per row
+  constexpr int kRows = 32 / kLanes;            // rows per warp at a time
   constexpr int kPieces = 8 * kPanels / kLanes;
   const int lane = threadIdx.x % 32;
   const int part = lane / kRows;
@@ -65,7 +66,7 @@ __device__ __forceinline__ void key_rates(const char* tile, float eps, float* ra
   }
 }
 
-// Asks for the keys or values of a stage; of keys all columns, since their rates need them.
+// Issues the TMA copies of a stage's keys or values. Of keys always all columns, since 1 / rms needs them.
 template <typename Shape>
 __device__ __forceinline__ void load(const StatesParams& params, const Halves& halves, const WalkShare& share, bool keys, int half,
                                      char* tiles, Shared& s) {
@@ -84,12 +85,12 @@ __device__ __forceinline__ void load(const StatesParams& params, const Halves& h
   }
 }
 
-// Fills a producer's share of the stages: keys or values, and the write vectors of the block's slots with their decay to the tile's end.
+// Fills a producer's stages: keys or values, and the write vectors of the block's slots, decayed to the tile's end.
 template <bool kLocal, typename Shape>
 __device__ __forceinline__ void produce(const StatesParams& params, const Workspace& w, const Halves& halves, const WalkShare& share,
                                         bool keys, int before, char* tiles, char* writes, Shared& s) {
   constexpr int kProducers = Shape::kProducers;
-  constexpr int kPieces = Shape::kSlots / 8;  // of a write vector; a thread makes half of them
+  constexpr int kPieces = Shape::kSlots / 8;  // pieces of a write vector; a thread computes half of them
   const Sm90ForwardParams& p = params.p;
   const int h = share.h;
   const bool first_part = share.slots == 0 && share.span == 0;
@@ -127,7 +128,7 @@ __device__ __forceinline__ void produce(const StatesParams& params, const Worksp
     float factor = now.beta * gate_between(now.end, now.gate);
     const float whole = exp2_fast(now.end.x + now.end.y);
     const uint32_t turn = now.turn;
-    asm volatile("" : "+f"(factor)::"memory");  // the next loads come after: a wait for the last ones would be a wait for them too
+    asm volatile("" : "+f"(factor)::"memory");  // issue the next loads only now: waiting for the previous ones would wait for them too
     now = fetch(half + kProducers);
     wait_loaded<kProducers>(s, stage, parity_of(half, before));
     if (norm) {
@@ -148,7 +149,7 @@ __device__ __forceinline__ void produce(const StatesParams& params, const Worksp
     if (thread == 0) s.whole[stage] = whole;
     fence_async_proxy();
     barrier_arrive(&s.full[stage]);
-    // One of three producers has the time to wait until the stage is free again; of two, the holders ask.
+    // With three producers, one has time to wait until the stage is free; with two, the holders issue the copies.
     if (kProducers == 3 && thread == 0 && half + kStages < halves.count) {
       barrier_wait(&s.empty[stage], parity_of(half, before));
       load<Shape>(params, halves, share, keys, half + kStages, tiles, s);
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_forward_states_sm
     const WalkShare share = WalkShare::of_block<Shape::kParts>(params.plan, p.H);
     const int h = share.h;
     const int thread = static_cast<int>(threadIdx.x) - kProducers * 128;
-    const int of_state = share.slots * Shape::kHolders + thread;  // among the kStateThreads that hold a state
+    const int of_state = share.slots * Shape::kHolders + thread;  // index within kStateThreads
     const int group = thread / 128;
     const int lane = thread % 32;
     const bool begun = walk.segment > 0 || !starts_from_nothing(p);
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_forward_states_sm
         }
         multiply_stage(state, writes + stage * Shape::kStageNarrow,
                        tiles + stage * Shape::kStageBytes + share.span * 128 / kPanelColumns * kHalf * kRowBytes, group);
-        // While that is under way: what comes where all have done with the stage before.
+        // Meanwhile, refill the previous stage once all holder warps have released it.
         if (kProducers < 3 && thread == 0 && half > 0 && half - 1 + kStages < halves.count) {
           barrier_wait(&s.empty[(half - 1) % kStages], parity_of(half - 1, pass * halves.count));
           load<Shape>(params, halves, share, keys, half - 1 + kStages, tiles, s);
@@ -259,7 +260,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1) cyclic_flow_forward_states_sm
         put_state<Shape>(state, keys, share, s.weight, reinterpret_cast<float*>(tiles),
                          (keys ? p.final_k : p.final_v) + given_state(p, walk.n, h, keys), p);
       }
-      fence_async_proxy();  // what comes next into the stages comes by copies
+      fence_async_proxy();  // TMA writes the stages next
       named_barrier(kBlockBarrier, kWalkThreads);
     }
   }

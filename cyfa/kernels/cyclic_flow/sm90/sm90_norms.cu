@@ -1,6 +1,7 @@
-// RMSNorm of q and k outside the Hopper kernels of cyclic_flow, which otherwise do it on the way: where a state comes from outside, or a
-// gradient of one, rows are normalised before everything else and the adjoint is taken after everything else. A row a warp, of which
-// narrow heads leave lanes without work.
+// RMSNorm of q and k as separate launches. Usually the Hopper kernels apply the norms themselves; with an initial state, or a gradient of
+// the final state, rows are normalised before all other launches and the norm's adjoint is taken last. One warp per row; narrow heads leave
+// lanes idle. Called by sm90_forward.cu and sm90_backward.cu. Overwrites the rows passed in; in backward d_k and d_q (in place) and
+// d_weights.
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_backward_device.cuh"
 
 namespace cyfa::cyclic_flow {
@@ -9,7 +10,7 @@ namespace {
 using namespace sm90;
 
 constexpr int kWarps = 8;
-constexpr int kColumns = kD / 32;  // of a lane
+constexpr int kColumns = kD / 32;  // columns per lane
 
 __device__ __forceinline__ bool has_columns(int width) { return kColumns * static_cast<int>(threadIdx.x % 32) < width; }
 
@@ -79,7 +80,8 @@ Sm90ForwardParams with_normalised_rows(const Sm90ForwardParams& p, bf16* k, bf16
 namespace sm90_backward_stages {
 namespace {
 
-// In place in d_k and d_q, from the gradients of the normalised rows; a warp sums its rows' gradients of the weight.
+// Turns the gradients of the normalised rows in d_k and d_q into those of k and q, in place. Each warp sums its rows' contributions to the
+// weight gradient.
 __global__ void __launch_bounds__(kThreads)
     cyclic_flow_backward_norms_sm90(const __grid_constant__ Sm90BackwardParams p, const __grid_constant__ Workspace w, int64_t parts) {
   const int which = blockIdx.y;  // 0: keys, 1: queries

@@ -1,4 +1,5 @@
-// What the launches of the Hopper kernels of cyclic_flow share: sizes, the workspace, the segments of long sequences, and stores.
+// Shared by all Hopper launches of cyclic_flow: sizes, the workspace and its layout, the segments of long sequences, write vectors and
+// epilogue stores. Included by every forward and backward file in this folder.
 #pragma once
 
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_forward.h"
@@ -8,27 +9,27 @@ namespace cyfa::cyclic_flow {
 
 using sm90::bf16;
 
-constexpr int kC = kTileTokens;  // tokens of a tile
-// Stored slots of a section: what one launch knows of a state. Where there are fewer, the table has zeros for the rest: their rows of the
-// states are like others, but nothing reads them.
+constexpr int kC = kTileTokens;  // tokens per tile
+// Slots per section: the number of slots that one launch handles. If there are fewer, the readout table is zero-padded. State rows of
+// padding slots are computed like the others, but nothing reads them.
 constexpr int kM = kSectionSlots;
-constexpr int kLeastSlots = 64;                     // fewer would cost as much as 128
-constexpr int kD = 256;                             // the widest keys and values; others are one panel of 64 columns or two
+constexpr int kLeastSlots = 64;                     // a smaller M would take as long as 128
+constexpr int kD = 256;                             // largest K and V; narrower heads have one or two panels of 64 columns
 constexpr float kRadians = 1.4629180792671596e-9F;  // 2 pi / 2^32
 
-// A walk over a sequence of more than kWalkTiles tiles is cut into segments of kSegmentTiles, so that a few long sequences fill the chip.
-// The cut depends on the sequence's own length alone: its results are the same bits in any batch.
+// The state scan of a sequence with more than kWalkTiles tiles is split into segments of kSegmentTiles, so that a few long sequences fill
+// the GPU. The split depends only on the sequence's own length, so its results are bitwise the same in any batch.
 constexpr int kWalkTiles = 64;
 constexpr int kSegmentTiles = 16;
-// Where a sequence has more tiles than this, their sums of delta have a launch of their own.
+// Sequences with more tiles than this get their per-tile sums of delta from a separate launch.
 constexpr int kSumTiles = 64;
 
-// Numbers of a launch that follow from M and its section.
+// Constants of a launch that follow from M and the section.
 struct Slots {
-  int first_pair;  // frequency of the section's first pair
-  float first;     // the same
-  float constant;  // factor of a write vector's DC
-  float paired;    // and of its cosines and sines
+  int first_pair;  // frequency of the section's first coordinate pair
+  float first;     // the same as a float
+  float constant;  // scale of a write vector's DC coordinate, sqrt(1/m)
+  float paired;    // scale of its cosines and sines, sqrt(2/m)
   float turn;      // 2 pi / m
 };
 
@@ -39,40 +40,41 @@ __host__ __device__ inline Slots slots_of(const Sm90ForwardParams& p) {
 }
 
 struct Workspace {
-  // Kept for backward.
-  float2* gate;       // [H, T] sum of log2(alpha) from the tile's start, as high and low part
-  uint32_t* turn;     // [H, T] clock modulo m in units of m / 2^32: a product with j wraps just as the angle does
-  float* rate[2];     // [H, T] 1 / rms of each key and of each query, 1 where they have no norm
-  bf16* states;       // of the section: [tiles, H, 2, kM, state_width] at the tile's start, slots by columns; keys without their norm's
-                      // weight. Then zeros, [kM, state_width], for tiles that start from nothing: theirs are not stored
-  __half* table;      // [H, P, P]
-  float* table_unit;  // [H] power of two by which the table was divided before it became half precision
+  // Kept for backward (Sm90Kept).
+  float2* gate;    // [H, T] inclusive sum of log2(alpha) from the tile's start, as high and low part
+  uint32_t* turn;  // [H, T] clock modulo m in units of m / 2^32: a 32-bit product with j wraps as the angle does
+  float* rate[2];  // [H, T] 1 / rms of k and of q; 1 without a norm
+  // This section's states at tile starts, [tiles, H, 2, kM, state_width], slots x columns; the key state lacks the norm weight of k.
+  // Followed by one zero state, [kM, state_width], which stands for tiles that start from zero: their states are not stored.
+  bf16* states;
+  __half* table;      // [H, P, P] readout table R Phi, divided by table_unit
+  float* table_unit;  // [H] power of two that brings the table into the range of half precision
   float* weight;      // [K] product of the norm weights of q and k
-  __half* scores;     // [T, H, P] after the rotation, divided by kScoreUnit
-  // Not kept.
-  double* advance;  // [H, tiles] sum of delta over the tile
-  float* carried;   // [segments, H, 2, kM * state_width] state at the end of every segment but a sequence's last; only where one is cut
+  __half* scores;     // [T, H, P] rotated scores Z / kScoreUnit
+  // Scratch.
+  double* advance;  // [H, tiles] sum of delta over each tile
+  float* carried;   // [segments, H, 2, kM * state_width] state at the end of all but the last segment; only if a sequence is split
   bf16* rows[2];    // [T, H, K] normalised k and q, only with normalise_first
-  __half* weights;  // [T, H, P] U, only with more than one section; where scores are not kept, in their place
+  __half* weights;  // [T, H, P] U, only with two sections; holds the scores first if these are not kept
   int64_t bytes;
   Slots slots;
 };
 
-constexpr float kScoreUnit = 64.0F;  // scores are divided by it before they become half precision, which ends at 65,504
+constexpr float kScoreUnit = 64.0F;  // keeps scores within half precision, whose largest number is 65,504
 
 __host__ __device__ inline int64_t align_up(int64_t x) { return (x + 1023) / 1024 * 1024; }
 
 __host__ __device__ inline int longest_of(const Sm90ForwardParams& p) { return p.longest > 0 ? p.longest : p.tiles; }
 __host__ __device__ inline bool has_segments(const Sm90ForwardParams& p) { return longest_of(p) > kWalkTiles; }
 __host__ __device__ inline int segments_of(int tiles) { return tiles <= kWalkTiles ? 1 : (tiles + kSegmentTiles - 1) / kSegmentTiles; }
-// The segments of sequence n, which begins with tile `first`, have places one after another from here on. Where a sequence is cut, places
-// of no segment lie between.
+// Index of the first segment of sequence n, whose first tile is `first`; its other segments follow. If any sequence is split, some indices
+// belong to no segment.
 __host__ __device__ inline int first_place(const Sm90ForwardParams& p, int n, int first) {
   return has_segments(p) ? first / kSegmentTiles + n : n;
 }
 __host__ __device__ inline int segment_places(const Sm90ForwardParams& p) { return first_place(p, p.N, p.tiles); }
 
-// Columns between rows of stored states, of keys and of values alike.
+// Row pitch of stored states in columns, the same for keys and values.
 __host__ __device__ inline int state_width(const Sm90ForwardParams& p) { return p.K > p.V ? p.K : p.V; }
 
 __host__ __device__ inline bool normalises_first(const Sm90ForwardParams& p) {
@@ -102,7 +104,7 @@ __host__ __device__ inline Workspace workspace_of(const Sm90ForwardParams& p) {
   w.carried =
       reinterpret_cast<float*>(take(has_segments(p) ? static_cast<int64_t>(segment_places(p)) * p.H * 2 * kM * state_width(p) * 4 : 0));
   w.weights = reinterpret_cast<__half*>(take(p.M > kM ? units * sm90_filled_slots(p.M) * 2 : 0));
-  // Last: with_normalised_rows() leaves parameters of which one cannot see that there are rows.
+  // Must be last: parameters from with_normalised_rows() have no norm weights, so workspace_of() cannot tell that these rows exist.
   for (bf16*& rows : w.rows) rows = reinterpret_cast<bf16*>(take(normalises_first(p) ? units * p.K * 2 : 0));
   if (p.M > kM && w.scores == nullptr) w.scores = w.weights;
   w.bytes = at;
@@ -110,13 +112,13 @@ __host__ __device__ inline Workspace workspace_of(const Sm90ForwardParams& p) {
   return w;
 }
 
-// First row of a tile's state among the rows of `states`; a sequence's first tile, where it starts from nothing, has the zeros.
+// First row of a tile's state within `states`; the zero state for the first tile of a sequence without initial state.
 __device__ __forceinline__ int state_row(const Sm90ForwardParams& p, int tile, int h, int which) {
   const bool blank = p.initial_k == nullptr && p.initial_v == nullptr && p.first_tile[p.tile[tile].sequence] == tile;
   return blank ? p.tiles * p.H * 2 * kM : ((tile * p.H + h) * 2 + which) * kM;
 }
 
-// Whether a sequence starts from zeros.
+// Whether sequences start from a zero state.
 __device__ __forceinline__ bool starts_from_nothing(const Sm90ForwardParams& p) { return p.initial_k == nullptr && p.initial_v == nullptr; }
 
 __device__ __forceinline__ bf16* tile_state(const Workspace& w, const Sm90ForwardParams& p, int tile, int h, int which) {
@@ -127,25 +129,25 @@ __device__ __forceinline__ float* carried_state(const Workspace& w, const Sm90Fo
   return w.carried + ((static_cast<int64_t>(place) * p.H + h) * 2 + which) * kM * state_width(p);
 }
 
-// Where a head's state [K, M] or [M, V] has the section's first slot, and how many of the section's slots it has.
+// Offset of the section's first slot in the caller's state [K, M] or [M, V], and the number of the section's slots that exist.
 __host__ __device__ inline int64_t given_state(const Sm90ForwardParams& p, int n, int h, bool keys) {
   return (static_cast<int64_t>(n) * p.H + h) * p.M * (keys ? p.K : p.V) + p.section * kM * (keys ? 1 : p.V);
 }
 __host__ __device__ inline int given_slots(const Sm90ForwardParams& p) { return p.M - p.section * kM < kM ? p.M - p.section * kM : kM; }
 
-// Results below the smallest normal number are zero.
+// Flushes subnormal results to zero.
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// The decay between two tokens; never above one where `earlier` is no later than `later`.
+// Decay from token `earlier` to token `later`; at most 1 if they are in order.
 __device__ __forceinline__ float gate_between(float2 later, float2 earlier) {
   return exp2_fast((later.x - earlier.x) + (later.y - earlier.y));
 }
 
-// Slots 8 piece .. 8 piece + 7 of the section, of a token's write vector times `factor`, as bf16 or in half precision.
+// Slots 8 piece .. 8 piece + 7 of the section of a token's write vector times `factor`, in bf16 or half precision.
 template <bool kHalfPrecision = false>
 __device__ __forceinline__ uint4 write_piece(uint32_t turn, float factor, int piece, const Slots& slots) {
   uint32_t x[4];
@@ -153,7 +155,7 @@ __device__ __forceinline__ uint4 write_piece(uint32_t turn, float factor, int pi
   const auto phase = [&](uint32_t j, float& sine, float& cosine) {
     __sincosf(static_cast<float>(static_cast<int32_t>(turn * j)) * kRadians, &sine, &cosine);
   };
-  // Frequencies one after another are products with that of frequency one.
+  // Each frequency's rotation is the previous one's times that of frequency 1.
   float sine, cosine, sine1, cosine1;
   phase(slots.first_pair + 4 * piece, sine, cosine);
   phase(1, sine1, cosine1);
@@ -172,8 +174,8 @@ __device__ __forceinline__ uint4 write_piece(uint32_t turn, float factor, int pi
   return make_uint4(x[0], x[1], x[2], x[3]);
 }
 
-// The four lanes of a quad hold two columns each of four neighbouring 8-column blocks; afterwards lane q holds the eight columns of block
-// q.
+// 4 x 4 transpose within a quad. Before: each lane holds two columns of four adjacent 8-column blocks. After: lane q holds all eight
+// columns of block q.
 __device__ __forceinline__ uint4 gather_quad(uint32_t v0, uint32_t v1, uint32_t v2, uint32_t v3) {
   const int q = threadIdx.x % 4;
   uint32_t x = __shfl_xor_sync(0xFFFFFFFF, (q & 1) ? v0 : v1, 1);
@@ -197,8 +199,8 @@ __device__ __forceinline__ uint4 gather_quad(uint32_t v0, uint32_t v1, uint32_t 
   return make_uint4(v0, v1, v2, v3);
 }
 
-// Stores 16 rows of a warp's accumulator of 2N columns as bf16, whole lines of 128 bytes at a time: half of the lanes hand what they hold
-// of a line to the other half. `to` is the first row's first column, rows from `rows` on are left alone.
+// Stores a warp's 16 rows of an accumulator with 2N columns as bf16, in full 128-byte lines: half of the lanes exchange their part of a
+// line with the other half. `to` is the first row's first column; rows from `rows` on are not stored.
 template <int N>
 __device__ __forceinline__ void store_rows(const float (&d)[N], bf16* to, int stride, int rows) {
   const int lane = threadIdx.x % 32;
@@ -227,7 +229,7 @@ __device__ __forceinline__ void store_rows(const float (&d)[N], bf16* to, int st
   }
 }
 
-// launch(Panels<n>()) with a number of panels of 64 columns, which the kernels know.
+// Calls launch(Panels<n>()) with the number of 64-column panels as a compile-time constant.
 template <int kCount>
 struct Panels {
   static constexpr int value = kCount;
@@ -237,16 +239,17 @@ cudaError_t with_panel_count(int panels, const Launch& launch) {
   return panels == 1 ? launch(Panels<1>()) : panels == 2 ? launch(Panels<2>()) : launch(Panels<4>());
 }
 
-// Normalised rows of k and q, and the parameters that then stand for `p` (sm90_norms.cu).
+// Writes normalised rows of k and q, and returns the parameters that replace `p` (sm90_norms.cu).
 cudaError_t sm90_normalise_rows(const Sm90ForwardParams& p, bf16* k, bf16* q, cudaStream_t stream);
 Sm90ForwardParams with_normalised_rows(const Sm90ForwardParams& p, bf16* k, bf16* q);
 
-// The launches, in order; each is defined in a file of its own.
+// The launches in order, each in its own file.
 cudaError_t sm90_forward_prepare(const Sm90ForwardParams& p, cudaStream_t stream);
 cudaError_t sm90_forward_states(const Sm90ForwardParams& p, cudaStream_t stream);
 cudaError_t sm90_forward_outputs(const Sm90ForwardParams& p, cudaStream_t stream);
 
-// With two sections sm90_forward_outputs stops at the scores of one; then these, over both (sm90_readout.cu, sm90_forward_sections.cu).
+// With two sections, sm90_forward_outputs stops after the scores of one section; these launches then process both sections
+// (sm90_readout.cu, sm90_forward_sections.cu). sm90_readout_again is the backward's version.
 cudaError_t sm90_forward_readout(const Sm90ForwardParams& p, cudaStream_t stream);
 cudaError_t sm90_readout_again(const Sm90ForwardParams& p, __half* probs, bf16* weights0, bf16* weights1, cudaStream_t stream);
 cudaError_t sm90_forward_values(const Sm90ForwardParams& p, cudaStream_t stream);

@@ -1,7 +1,7 @@
-// The readout over two sections of slots on Hopper (docs/operator.md, stage 3): p = softmax(Z A^T), U = unrot(p A), from the rotated
-// scores. A block stays with one head, whose table it holds in shared memory (128 KB), and takes every so-manieth tile. In forward U goes
-// to `weights` of the workspace in half precision; for backward p in half precision to `probs`, and U as bf16 to where the walk and the
-// passes of each section look for it.
+// The readout over two sections of slots on Hopper (docs/operator.md, stage 3): p = softmax(Z A^T) and U = unrot(p A), from the rotated
+// scores. A persistent block stays with one head, keeps its table in shared memory (128 KB) and takes every (gridDim.x / H)-th tile. Called
+// by sm90_forward.cu and sm90_backward_sections.cu. Forward writes U to `weights` of the workspace in half precision. Backward writes p to
+// `probs` in half precision, and U in bf16 to where the scan and the passes of each section read it.
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_sections.cuh"
 
 namespace cyfa::cyclic_flow {
@@ -18,7 +18,7 @@ struct ReadoutParams {
   Workspace w;
   CUtensorMap table;
   __half* probs;     // [T, H, P]
-  bf16* weights[2];  // of each section, [T, H, D] with D elements from row to row
+  bf16* weights[2];  // per section, U in rows of kD elements
 };
 
 struct Shared {
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_readout_sm90(cons
   const int strip = 16 * static_cast<int>(threadIdx.x / 32);
   const int row = strip + static_cast<int>(threadIdx.x) % 32 / 4;  // and row + 8
   const float unit = w.table_unit[h];
-  const int64_t pitch = static_cast<int64_t>(p.H) * kP;  // of tokens
+  const int64_t pitch = static_cast<int64_t>(p.H) * kP;  // stride between tokens
   barrier_wait(&s.full, 0);
   for (int t = share.last; t >= 0; t -= share.step) {
     const int64_t token = p.tile[t].token;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) cyclic_flow_readout_sm90(cons
     const bool valid0 = row < tokens;
     const bool valid8 = row + 8 < tokens;
     uint32_t table = shared_address(s.table) >> 4;
-    asm volatile("" : "+r"(table));  // else the operands' descriptors are kept from tile to tile
+    asm volatile("" : "+r"(table));  // otherwise operand descriptors are kept across tiles
     const int64_t at = (token + row) * pitch + h * kP;
     uint32_t a[16][4];
     load_rows(a, w.scores + at, w.scores + at + 8 * pitch, valid0, valid8);

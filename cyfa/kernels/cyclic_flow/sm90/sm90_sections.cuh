@@ -1,6 +1,6 @@
-// What the launches over two sections of slots share on Hopper: the readout table of one head in shared memory, [256, 256] in half
-// precision, products with it, and rows of 256 slots as registers. A warpgroup owns 64 tokens; a thread rows `row` and `row + 8` of the
-// tile (sm90/wgmma.cuh).
+// Shared by the launches over two sections of slots (sm90_readout.cu, sm90_forward_sections.cu, sm90_backward_sections.cu): one head's
+// readout table in shared memory, [256, 256] in half precision, products with it, and rows of 256 slots in registers. A warpgroup owns 64
+// tokens; a thread owns rows `row` and `row + 8` of the tile (sm90/wgmma.cuh).
 #pragma once
 
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_backward_readout.cuh"
@@ -13,7 +13,7 @@ constexpr int kP = 2 * kM;
 constexpr int kTableBytes = kP * kP * 2;
 constexpr int kRowsThreads = 256;  // two warpgroups
 
-// Eight panels of [128 rows, 64 columns]: four of the first rows, four of the others.
+// Eight panels of [128 rows, 64 columns]: four of table rows 0 to 127, then four of rows 128 to 255.
 inline cudaError_t make_table_map(CUtensorMap& map, const __half* table, int H) {
   return make_tensor_map(map, table, static_cast<int64_t>(H) * kP, kP, kP, kM);
 }
@@ -24,7 +24,7 @@ __device__ __forceinline__ void copy_table(char* to, const CUtensorMap* map, int
   }
 }
 
-// d = a A^T, and d = a A for the coordinates of one section; `table` is its address / 16.
+// d = a A^T, and d = a A for the coordinates of one section. `table` is the table's shared memory address / 16.
 __device__ __forceinline__ void times_transposed(float (&d)[2][64], const uint32_t (&a)[16][4], uint32_t table) {
   wgmma_fence();
 #pragma unroll
@@ -43,7 +43,7 @@ __device__ __forceinline__ void times(float (&d)[64], const uint32_t (&a)[16][4]
   wgmma_commit();
 }
 
-// 16 N columns of both rows of an array of 16-bit numbers, as a product's a, and back; zeros where there is no row.
+// Loads 16 N columns of both rows of an array of 16-bit numbers as an A operand, with zeros for invalid rows; and stores them.
 template <int N>
 __device__ __forceinline__ void load_rows(uint32_t (&a)[N][4], const void* row0, const void* row8, bool valid0, bool valid8) {
   const int q = static_cast<int>(threadIdx.x % 4);
@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_rows(const uint32_t (&a)[N][4], void* row0
   }
 }
 
-// Rows of 512 bytes that a warp will need soon, to the L2 cache.
+// Prefetches a warp's next rows, of 512 bytes each, into the L2 cache.
 __device__ __forceinline__ void ask_for_rows(const char* first, int64_t stride, int rows) {
   const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll

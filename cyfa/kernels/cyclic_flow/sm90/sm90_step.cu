@@ -1,15 +1,16 @@
-// The decoding step of cyclic_flow on sm_90 (eq:cyfa-absolute-recurrence, eq:cyfa-absolute-readout): one launch, in which a cluster of
-// 1, 2, 4 or 8 blocks steps one head. Called by the sm90 backend of the op. Overwrites state_k, state_v, clock and o. The published sizes
-// have a kernel of their own (step_held.cu); this one takes all others.
+// The decoding step of cyclic_flow on Hopper (eq:cyfa-absolute-recurrence, eq:cyfa-absolute-readout) for any supported size: one launch, in
+// which a cluster of 1, 2, 4 or 8 thread blocks steps one head. The published sizes have their own kernel (sm90_step_held.cu); step_cuda
+// chooses. Called by cyclic_flow_step (cyfa/ops/cyclic_flow/step_sm90.cc) and by the decoding engine (cyfa/engine/sm90/decode_step.cc).
+// Overwrites state_k, state_v, clock and o; with a mixer also its past and, if it is written, gate.
 //
-// Each state is read and written once, which is all the time the step should take: 512 KB a head at K = V = 256, M = 128.
-//   1  q, k after their norms, the clock's rotations and the write vector: by every block for itself, all of it small.
+// The step is memory-bound: each state is read and written once, 512 KB per head at K = V = 256, M = 128 in fp32.
+//   1  q and k after their norms, the clock's rotations and the write vector: computed redundantly by every block.
 //   2  state_k, its rows split over the cluster: S = alpha S + k w^T, partial sums of S^T q.
-//   3  the partial sums of all blocks to every block's shared memory, then the readout: by every block for itself.
+//   3  exchange of the partial sums through distributed shared memory, then the readout, redundantly in every block.
 //   4  state_v, its columns split over the cluster: S = alpha S + w v^T, o = S^T u.
 //
-// A thread owns one float4 column of a state and takes groups of four rows; the sum over each group goes to shared memory, and the
-// groups are added up in an order that only the shape fixes. So the cluster's size, and with it the batch, changes no bit.
+// A thread owns one float4 column of a state and processes groups of four rows. The sum over each group goes to shared memory, and groups
+// are added in an order that depends only on the shape, so results do not depend on the cluster size or the batch, bit for bit.
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_step.h"
 
 #include <cooperative_groups.h>
@@ -38,15 +39,16 @@ using sm90::let_next_launch_begin;
 using sm90::prefetch_bulk;
 using sm90::wait_for_earlier_launch;
 
-constexpr int kMaxSharedBytes = 225 * 1024;  // of the 227 KB of a multiprocessor; what has a fixed size comes on top
-constexpr int kFreeSharedBytes = 46 * 1024;  // of 48 KB that need no leave, likewise
+constexpr int kMaxSharedBytes = 225 * 1024;  // of the 227 KB per multiprocessor; static shared memory comes on top
+constexpr int kFreeSharedBytes = 46 * 1024;  // of the 48 KB that need no opt-in; likewise
 
+// Clusters grow until the grid has this many blocks.
 constexpr int kWantedBlocks = 64;
-constexpr int kManyHeads = 256;            // have a block each, where two of these fit on a multiprocessor
-constexpr int kAhead = 2;                  // groups of rows that a thread has asked for ahead of their use
-constexpr int kPrefetchBytes = 64 * 1024;  // of state_v, by a block: two on each multiprocessor ask for a third of the L2 cache
+constexpr int kManyHeads = 256;            // heads from which each has one block, if two such blocks fit on a multiprocessor
+constexpr int kAhead = 2;                  // groups of rows that a thread loads ahead of their use
+constexpr int kPrefetchBytes = 64 * 1024;  // of state_v, per block: two blocks per multiprocessor prefetch a third of the L2 cache
 
-// Offsets into shared memory, in floats; all multiples of 4.
+// Offsets into shared memory in floats, all multiples of 4.
 struct Layout {
   int q, k, trig, write, scores, read, slices, partial, total;
 };
@@ -69,7 +71,7 @@ __host__ __device__ constexpr Layout shared_layout(int K, int V, int M, int bloc
   return at;
 }
 
-// kMixer: q, k, v and the gates are made here; blocks past the heads' write the output's gate.
+// kMixer: computes q, k, v and the gates from the projections; blocks after the heads' blocks write the output gate.
 template <class T, class S, bool kMixer>
 __global__ void __launch_bounds__(kThreads, 2)
     cyclic_flow_step_fused_sm90(const __grid_constant__ StepCudaParams p, const __grid_constant__ StepMixer s) {
@@ -86,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int tid = static_cast<int>(threadIdx.x);
   const int pair = static_cast<int>(blockIdx.x) / blocks;
   const int head = pair % H;
-  const int64_t row = pair;  // in products that 32 bits may not hold
+  const int64_t row = pair;  // 64 bits, for products that may overflow 32
   if constexpr (kMixer) {
     const int past_heads = static_cast<int>(blockIdx.x) - static_cast<int>(p.B) * H * blocks;
     if (past_heads >= 0) {
@@ -99,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   S* const state_k = static_cast<S*>(p.state_k) + row * K * M;
   S* const state_v = static_cast<S*>(p.state_v) + row * M * V;
 
-  // This block's slices of state_k, as groups of rows, and this thread's share of them.
+  // This block's slices of state_k, as groups of rows, and this thread's part of them.
   const int key_groups = K / kGroupRows;
   const int slice_begin = rank * (kSlices / blocks);
   const int slice_end = slice_begin + kSlices / blocks;
@@ -107,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int group_end = part_begin(key_groups, slice_end, kSlices);
 
   if (kMixer) let_next_launch_begin();
-  auto others_began = cluster.barrier_arrive();  // their shared memory is written to later
+  auto others_began = cluster.barrier_arrive();  // its completion allows writes to their shared memory
   Vectors<T> vectors;
   float log_alpha, beta;
   double clock;
@@ -143,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   keys.step = key_runs;
   keys.end = tid / key_columns < key_runs ? group_end : 0;
 
-  // This block's columns of state_v, in all its rows, and this thread's share of them.
+  // This block's columns of state_v, in all rows, and this thread's part of them.
   const int column_begin = part_begin(V / 4, rank, blocks);
   const int value_columns = part_begin(V / 4, rank + 1, blocks) - column_begin;
   const int value_runs = value_columns > 0 ? kThreads / value_columns : 0;
@@ -191,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const float* write1 = reinterpret_cast<const float*>(write);
   first_keys.update_and_read(keys, alpha, write4, k, q, partial4 + key_column, group_begin, key_columns);
   Ahead<S, kAhead> first_values(values);
-  {  // the memory has nothing to do during the readout unless it is asked now
+  {  // memory would be idle during the readout
     const int first = part_begin(M, rank, blocks), last = part_begin(M, rank + 1, blocks);
     const int bytes = min((last - first) * V * static_cast<int>(sizeof(S)), kPrefetchBytes);
     if (tid == 0 && bytes > 0) prefetch_bulk(state_v + static_cast<int64_t>(first) * V, bytes);
@@ -209,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   cluster.sync();
 
-  // Every block of the cluster has read the clock and the convolutions' pasts, and all slices are here.
+  // Every block of the cluster has read the clock and the convolutions' past inputs, and all slices have arrived.
   if (rank == 0 && tid == 0) p.clock[row] = clock;
   if (tid < M / 2) {
     float2 sum = make_float2(0.0F, 0.0F);
@@ -238,7 +240,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
   }
   if constexpr (kMixer) {
-    if (blocks > 1 && rank == 0 && tid < K) {  // read anew: there were no registers to keep them
+    if (blocks > 1 && rank == 0 && tid < K) {  // loaded again because of register pressure
       MixerInputs again(s, of_head);
       again.q.value();
       again.k.value();
@@ -249,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     cluster.sync();
     const auto eight = [&](int column) { return cluster.map_shared_rank(o, column / (V / blocks)) + column % (V / blocks); };
     gated.write(s, of_head, o[min(tid, 4 * value_columns - 1)], eight, static_cast<__nv_bfloat16*>(p.o));
-    cluster.sync();  // no block may end before the others have read its columns
+    cluster.sync();  // no block may exit before the others have read its columns
   }
 }
 
@@ -269,7 +271,7 @@ cudaError_t launch(const StepCudaParams& p, cudaStream_t stream) {
   const int blocks = step_cuda_cluster(p);
   const int bytes = shared_bytes(p, blocks);
   const auto kernel = &cyclic_flow_step_fused_sm90<T, S, kMixer>;
-  if (bytes > kFreeSharedBytes) {  // always for the most: another thread's launch may come between
+  if (bytes > kFreeSharedBytes) {  // always the maximum: another host thread may launch in between
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
     if (status != cudaSuccess) return status;
   }

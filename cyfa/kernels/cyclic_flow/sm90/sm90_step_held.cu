@@ -1,16 +1,17 @@
-// The decoding step of cyclic_flow on sm_90 for the published sizes, K = V = 256 and M = 128 (step.cu says what is computed and has the
-// other sizes). Overwrites state_k, state_v, clock and o.
+// The decoding step of cyclic_flow on Hopper for the published sizes, K = V = 256 and M = 128 (eq:cyfa-absolute-recurrence,
+// eq:cyfa-absolute-readout; sm90_step.cu lists the steps and handles other sizes). Called by step_cuda. Overwrites state_k, state_v, clock
+// and o; with a mixer also its past and, if it is written, gate.
 //
-// No thread loads or stores a state: keys come to shared memory by copies, are changed and read there and go back by copies, and so do
-// values. A head's rows of keys and slots of values are parted in eight slices, which the blocks of a cluster share; kBlocks warps of a
-// block are a team, which has a slice of each and waits for nothing else. With two places a block asks for keys and values at once. With
-// one, values come when the keys have left; then two blocks fit on a multiprocessor, but for fp32 states of a head in one block, which only
-// tests ask for. The readout table is in registers.
+// States move only by bulk copies (TMA): from global to shared memory, updated and read there, and back. A head's key rows and value slots
+// are divided into eight slices, shared by the blocks of a cluster. kBlocks warps of a block form a team, which owns one slice of each
+// state and waits for no other team's data. With two buffers (kPlaces) a block requests keys and values at once. With one, values are
+// requested when the keys have left, and two blocks fit on a multiprocessor, except for fp32 states with one block per head, which only
+// tests use. The readout table is in registers.
 //
-// Where there are several blocks, sums of a slice go to those that need them by stores that arrive at a barrier there: of the scores to
-// all, since every block reads out for itself, of the output to the one that has its columns, or to all where the norm of the output
-// follows. Order of all sums: in a slice groups of four rows, one row after another, and groups as a tree of neighbours; then slices in
-// order. So neither the cluster's size nor the batch changes a bit.
+// With several blocks per head, a slice's partial sums are sent by st.async, which signals an mbarrier of the receiving block: those of the
+// scores to all blocks, since each computes the readout; those of the output to the block that owns the columns, or to all if the gated
+// norm follows. Summation order: within a slice, groups of four rows sequentially, groups as a binary tree; then slices in order. Results
+// therefore do not depend on the cluster size or the batch, bit for bit.
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_step_held.h"
 
 #include <cooperative_groups.h>
@@ -32,17 +33,17 @@ using namespace step;
 
 constexpr int kWidth = 256, kSlots = 128;
 constexpr int kMultiprocessors = 132;
-constexpr int kRows = kSlots / kWarps;  // of the table, of a warp
+constexpr int kRows = kSlots / kWarps;  // rows of the table per warp
 
-// A slice of a state: rows of keys, M columns each, or slots of values, V columns each. Of the columns each warp of a team has a part; its
-// lanes lie over these first, and what is left of them takes other groups of rows.
+// A slice of a state: key rows of M columns, or value slots of V columns. Each warp of a team has a part of the columns; if that needs
+// fewer than 32 lanes, the other lanes take other groups of rows.
 template <int kBlocks, int kRowsOfSlice, int kColumns>
 struct Slice {
   static constexpr int kGroups = kRowsOfSlice / kGroupRows;
-  static constexpr int kOfWarp = kColumns / kBlocks;  // columns
+  static constexpr int kOfWarp = kColumns / kBlocks;  // columns per warp
   static constexpr int kLanes = kOfWarp / 4 < 32 ? kOfWarp / 4 : 32;
-  static constexpr int kQuads = kOfWarp / 4 / kLanes;          // of columns, of a lane
-  static constexpr int kGroupsOfLane = kGroups * kLanes / 32;  // for each of them
+  static constexpr int kQuads = kOfWarp / 4 / kLanes;          // float4 columns per lane
+  static constexpr int kGroupsOfLane = kGroups * kLanes / 32;  // row groups per lane, for each of them
   static constexpr int kNumbers = kRowsOfSlice * kColumns;
 };
 template <int kBlocks>
@@ -58,18 +59,18 @@ struct HeldShared {
   alignas(128) S places[kPlaces][kTeams][kNumbers];
   float q[kWidth], k[kWidth], v[kWidth];
   float2 trig[kSlots / 2], write[kSlots / 2], read[kSlots / 2];
-  float scores[kSlices][kSlots];  // a slice's sums, of all blocks
-  float mixed[kWarps][kSlots];    // of the readout, a warp's rows
+  float scores[kSlices][kSlots];  // partial sums of each slice, from all blocks
+  float mixed[kWarps][kSlots];    // partial sums of the readout, per warp
   float2 scales[kWarps];
-  float sums[kSlices][kWidth];  // a slice's, of the output: of the block's columns, or of all where its norm is taken here
+  float sums[kSlices][kWidth];  // partial sums of the output: of the block's columns, or of all if it applies the norm
   float o[kWidth];
   MixerInputs::Aside pasts;
   uint64_t keys_here[kTeams], values_here[kTeams], scores_here, sums_here;
 };
 
-// Of a thread: so few that two blocks fit where shared memory lets them, or, of a small batch with mixer, that beside a block there is
-// room for one of the launch before, which still runs while this one asks for its states (dense/gemv_cuda.cu: 112 registers a thread for up
-// to 8 rows of up to 1,024; there is no such room beside wider ones).
+// Registers per thread. Few enough for two blocks per multiprocessor if shared memory allows it. With a mixer at a small batch, few enough
+// that a block of the preceding launch fits next to this one, which requests its states while that one still runs (dense/gemv_sm90.cu: 112
+// registers per thread for up to 8 rows of up to 1,024 columns; wider ones leave no room).
 template <class S, int kBlocks, int kPlaces, bool kMixer>
 constexpr int kRegisters = kPlaces == 1 && 2 * sizeof(HeldShared<S, kBlocks, kPlaces>) <= 225 * 1024 ? 65536 / kThreads / 2
                            : kMixer                                                                  ? 144
@@ -81,7 +82,7 @@ __device__ __forceinline__ float4 of_lane(float4 x, int distance) {
                      __shfl_xor_sync(0xFFFFFFFFU, x.z, distance), __shfl_xor_sync(0xFFFFFFFFU, x.w, distance));
 }
 
-// One group of four rows, `row_stride` apart, of which the lane has four columns: updated, written back and read.
+// Updates, stores and reads one group of four rows, `row_stride` apart, of which the lane has four columns.
 template <class S>
 __device__ __forceinline__ float4 pass_group(typename Quad<S>::Packed* at, int row_stride, float alpha, float4 x, float4 a, float4 b) {
   Rows<S> rows;
@@ -93,7 +94,7 @@ __device__ __forceinline__ float4 pass_group(typename Quad<S>::Packed* at, int r
   return read(rows, b);
 }
 
-// The sum of kGroups neighbouring groups as a tree: each(group).
+// Sum of each(group) over kGroups adjacent groups as a binary tree.
 template <int kGroups, class Each>
 __device__ __forceinline__ float4 tree(int first, const Each& each) {
   if constexpr (kGroups == 1) {
@@ -104,8 +105,8 @@ __device__ __forceinline__ float4 tree(int first, const Each& each) {
   }
 }
 
-// S = alpha S + a x^T of the warp's columns of a slice, and each(its column, sum of b S) by the lanes that hold such a sum in the end. x:
-// of the columns; a, b: of the slice's rows; part: the warp's of the columns.
+// S = alpha S + a x^T for the warp's columns of a slice, then each(column, sum of b S) in the lanes that hold a sum. x is indexed by
+// column, a and b by row of the slice; `part` is the warp's part of the columns.
 template <class S, class Slice, class Each>
 __device__ __forceinline__ void pass_slice(S* slice, int part, float alpha, const float* x, const float* a, const float* b,
                                            const Each& each) {
@@ -126,7 +127,7 @@ __device__ __forceinline__ void pass_slice(S* slice, int part, float alpha, cons
   }
 }
 
-// The lane's rows of the readout table, warp, warp + 8, and so on: four columns each.
+// The warp's rows of the readout table (warp, warp + 8, ...), four columns per lane.
 struct Table {
   float4 rows[kRows];
 
@@ -136,14 +137,14 @@ struct Table {
     for (int n = 0; n < kRows; ++n) rows[n] = __ldg(from + n * kWarps * (kSlots / 4));
   }
 
-  // The logits of the warp's rows: of row n in lanes 2 n and 2 n + 1.
+  // Logits of the warp's rows; lanes 2 n and 2 n + 1 receive that of row n.
   __device__ __forceinline__ float logit(float4 scores) const {
     const int lane = threadIdx.x % 32;
     float sum[kRows];
 #pragma unroll
     for (int n = 0; n < kRows; ++n) sum[n] = dot4(rows[n], scores, 0.0F);
 #pragma unroll
-    for (int level = 1; (kRows >> level) > 0; ++level) {  // of two lanes each keeps half of the rows that both hold parts of
+    for (int level = 1; (kRows >> level) > 0; ++level) {  // each lane of a pair keeps half of the rows
       const int half = kRows >> level;
       const bool upper = (lane & 2 * half) != 0;
 #pragma unroll
@@ -158,15 +159,15 @@ struct Table {
   }
 };
 
-// The greatest of a warp. Floats are in order as integers where those below zero have their other bits turned.
+// Maximum over a warp. Floats compare like integers once the low 31 bits of negative numbers are inverted.
 __device__ __forceinline__ float greatest(float x) {
   const auto turned = [](int bits) { return bits ^ (bits >> 31 & 0x7FFFFFFF); };
   return __int_as_float(turned(__reduce_max_sync(0xFFFFFFFFU, turned(__float_as_int(x)))));
 }
 
-// Step 3, read = U(-clock) table^T softmax(table scores) over the m active rows: logits of a warp's rows, their exponentials against the
-// warp's own greatest, and the weighted sum of the rows; then the warps' sums are put on one scale and added in order. Ends with all of
-// read visible to the block.
+// Step 3: read = U(-clock) table^T softmax(table scores) over the m active rows. Each warp computes its rows' logits, their exponentials
+// relative to the warp's maximum, and the weighted sum of the rows; then the warps' sums are rescaled and added in order. `read` is visible
+// to the whole block on return.
 template <class Shared>
 __device__ __forceinline__ void read_out(Shared& s, const Table& table) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -190,7 +191,7 @@ __device__ __forceinline__ void read_out(Shared& s, const Table& table) {
   if (warp < kSlots / 2 / 32) {
     const int j = static_cast<int>(threadIdx.x);
     const float2 scale = s.scales[lane % kWarps];
-    const float factor = expf(scale.x - greatest(scale.x));  // a lane finds those of one warp
+    const float factor = expf(scale.x - greatest(scale.x));  // each lane computes the factor of one warp
     float2 mixed = make_float2(0.0F, 0.0F);
     float whole = 0.0F;
 #pragma unroll
@@ -215,8 +216,8 @@ __device__ __forceinline__ float sum_of_slices(const Shared& s, int column) {
   return sum;
 }
 
-// T: of activations, S: of states. kPlaces: see above. kMixer: q, k, v and the gates are made here; blocks past the heads' write the
-// output's gate.
+// T: type of activations, S: of states. kPlaces: state buffers (above). kMixer: computes q, k, v and the gates from the projections; blocks
+// after the heads' blocks write the output gate.
 template <class T, class S, int kBlocks, int kPlaces, bool kMixer>
 __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kMixer>))
     cyclic_flow_step_held_sm90(const __grid_constant__ StepCudaParams p, const __grid_constant__ StepMixer mixer) {
@@ -249,7 +250,7 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kMixer>))
   S* const values = s.places[kPlaces - 1][team];
   S* const keys_home = static_cast<S*>(p.state_k) + (static_cast<int64_t>(pair) * kSlices + slice) * kNumbers;
   S* const values_home = static_cast<S*>(p.state_v) + (static_cast<int64_t>(pair) * kSlices + slice) * kNumbers;
-  const uint64_t pass_on = sm90::evict_first();  // nothing will ask for a state until the next token
+  const uint64_t pass_on = sm90::evict_first();  // a state is not needed again before the next token
   const auto ask = [&](S* place, const S* home, uint64_t* here) {
     sm90::barrier_expect(here, kBytes);
     sm90::copy_bulk(place, home, kBytes, here, pass_on);
@@ -265,7 +266,7 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kMixer>))
       sm90::named_barrier(1 + team, 32 * kBlocks);
     }
   };
-  // A block that has the head to itself needs no more than its own barrier.
+  // A single block per head only needs its own barrier.
   const auto send = [&](float* to, uint64_t* here, int block, float4 sum) {
     if constexpr (kBlocks == 1) {
       *reinterpret_cast<float4*>(to) = sum;
@@ -292,12 +293,12 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kMixer>))
       sm90::barrier_expect(&s.scores_here, sizeof(s.scores));
       sm90::barrier_expect(&s.sums_here, sizeof(s.sums) / (norms ? 1 : kBlocks));
     }
-    // What the launch before this one may still be writing must not be read yet, but it can be brought to the L2 cache. Not values: they
-    // would come between others' keys.
+    // The preceding launch may still write the state, so it must not be read yet, but it can be prefetched into the L2 cache. Only keys:
+    // values would delay the keys of other blocks.
     if (!kMixer) sm90::prefetch_bulk(keys_home, kBytes);
   }
   __syncthreads();
-  auto others_began = cluster.barrier_arrive();  // their shared memory is written to later
+  auto others_began = cluster.barrier_arrive();  // its completion allows writes to their shared memory
   const auto ask_for_states = [&] {
     if (!leads) return;
     ask(keys, keys_home, &s.keys_here[team]);
@@ -363,11 +364,11 @@ __global__ void __maxnreg__((kRegisters<S, kBlocks, kPlaces, kMixer>))
       ask(values, values_home, &s.values_here[team]);
     }
   }
-  if (!kMixer && kPlaces == 2) sm90::let_next_launch_begin();  // sooner, its keys would come between these values
+  if (!kMixer && kPlaces == 2) sm90::let_next_launch_begin();  // earlier, the next launch's keys would compete with these values
   __syncwarp();
   wait_for_sums(&s.scores_here);
 
-  // All slices are here, so every block of the cluster has read the clock and the convolutions' pasts.
+  // All slices have arrived, so every block of the cluster has read the clock and the convolutions' past inputs.
   if (rank == 0 && tid == 0) p.clock[pair] = clock;
   if constexpr (kMixer) {
     if (rank == 0) in.move_on_from(s.pasts);

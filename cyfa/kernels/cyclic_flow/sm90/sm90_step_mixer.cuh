@@ -1,5 +1,7 @@
-// What the decoding step makes of a row of the mixer's projections (StepMixer of step_cuda.h): convolved q, k, v, the gates, the output's
-// gate and the gated norm. The same operations in the same order as the kernels of cyfa/kernels/rowwise, so the same bits.
+// The mixer part of the fused decoding step (StepMixer of sm90_step.h): short convolutions of q, k and v, the gates, the output gate and
+// the gated norm, from one row of the fused projection. The operations and their order are those of the kernels in cyfa/kernels/rowwise, so
+// results are bitwise equal. Included by sm90_step.cu and sm90_step_held.cu. Overwrites past and gate of StepMixer, and o through
+// GatedNorm.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -14,17 +16,17 @@
 
 namespace cyfa::cyclic_flow::step {
 
-// A head of one sequence, and the block's columns of its values.
+// One head of one sequence, and the block's columns of its values.
 struct OfHead {
   int batch, head, heads, K, V, first_value, values;
 
   __device__ ProjectionLayout layout(const StepMixer& s) const { return {heads, K, V, static_cast<int>(s.rank)}; }
 };
 
-// One column of a convolution. What does not depend on the launch before is read at construction.
+// One column of a short convolution. The constructor loads what does not depend on the preceding launch.
 class ConvColumn {
  public:
-  // which: q, k or v; column: of its [width]; first: of its columns in a row of x.
+  // which: q, k or v. column: index within [width]. first: first column of `which` in a row of x.
   __device__ ConvColumn(const StepMixer& s, int which, int batch, int column, int first, int width)
       : x_(static_cast<const __nv_bfloat16*>(s.x) + batch * s.stride + first + column), width_(width) {
     pasts_ = static_cast<int>(s.taps) - 1;
@@ -40,7 +42,7 @@ class ConvColumn {
     weight_[kPasts] = weight[pasts_];
   }
 
-  // The convolution's output, rounded as it would be in memory.
+  // The convolution's output, rounded to bf16 as if stored.
   __device__ float value() {
     now_ = __bfloat162float(*x_);
     float sum = fmaf(now_, weight_[kPasts], bias_);
@@ -51,7 +53,7 @@ class ConvColumn {
     return __bfloat162float(__float2bfloat16_rn(sum));
   }
 
-  // After value(), and after every other block that reads this column's past has done so.
+  // Shifts the past inputs. Call after value(), and after every other block that reads this column's past has done so.
   __device__ void move_on() const {
 #pragma unroll
     for (int w = 1; w < kPasts; ++w) {
@@ -60,7 +62,7 @@ class ConvColumn {
     if (pasts_ > 0) past_at_[(pasts_ - 1) * width_] = now_;
   }
 
-  // What move_on() writes lies here in between, and need not be in registers: after value(), before move_on().
+  // Keep what move_on() writes in shared memory instead of registers: between value() and move_on().
   __device__ void put_aside(float (*to)[kThreads]) const {
 #pragma unroll
     for (int w = 1; w < kPasts; ++w) to[w - 1][threadIdx.x] = past_[w];
@@ -102,9 +104,10 @@ class HeadGates {
   float dt_bias_, rate_, b_bias_, d_bias_;
 };
 
-constexpr int kMaxRank = 256;  // of the output's gate
+constexpr int kMaxRank = 256;  // of the output gate
 
-// Rows `first` to first + 7 of the output's gate, of all sequences, by a warp. first_column: of the gate's first factor in a row of x.
+// Rows `first` to first + 7 of the output gate for all sequences, by one warp. first_column: column of the gate's first factor in a row of
+// x.
 __device__ inline void write_gate(const StepMixer& s, int64_t batch, int64_t first, int64_t width, int64_t first_column) {
   constexpr int kChunks = kMaxRank / dense::kChunk;
   const int chunks = static_cast<int>(s.rank) / dense::kChunk;
@@ -143,7 +146,7 @@ __device__ inline void write_gate(const StepMixer& s, int64_t batch, int64_t fir
   }
 }
 
-// With streams, what a thread makes of them: a column of q, of k and of the block's columns of v, and the head's gates.
+// A thread's inputs from the projections: a column of q, of k and of the block's columns of v, and the head's gates.
 struct MixerInputs {
   ConvColumn q, k, v;
   HeadGates gates;
@@ -174,18 +177,18 @@ struct MixerInputs {
         gates(s, at.batch, at.head, at.heads, at.layout(s).a()) {}
 
  private:
-  // Threads that have no column read the last one's.
+  // Threads without a column load the last one.
   static __device__ int own(int columns) { return min(static_cast<int>(threadIdx.x), columns - 1); }
 };
 struct NoMixerInputs {
   __device__ NoMixerInputs(const StepMixer&, const OfHead&) {}
 };
 
-// RMSNorm(o) * sigmoid(gate) of this block's columns; V is a multiple of 64 up to 256, so that eight neighbours are one block's.
+// RMSNorm(o) * sigmoid(gate) for this block's columns. V is a multiple of 64 up to 256, so eight adjacent columns belong to one block.
 struct GatedNorm {
   float gate = 0.0F, weight = 0.0F;  // of this thread's column
 
-  // Asks for them, ahead of their use.
+  // Loads them ahead of their use.
   __device__ void load(const StepMixer& s, const OfHead& at) {
     const int tid = static_cast<int>(threadIdx.x);
     if (tid >= at.values) return;
@@ -193,7 +196,7 @@ struct GatedNorm {
     weight = s.o_norm_weight[at.first_value + tid];
   }
 
-  // o: this thread's column. eight(column): where that column and the next seven of the head are.
+  // o: this thread's column. eight(column): pointer to that column and the next seven of the head.
   template <class Eight>
   __device__ void write(const StepMixer& s, const OfHead& at, float o, const Eight& eight, __nv_bfloat16* to) const {
     constexpr float kSmallest = 1.17549435e-38F;

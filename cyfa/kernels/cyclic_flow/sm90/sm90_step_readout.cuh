@@ -1,5 +1,5 @@
-// What the decoding step's clock and readout compute: small, and done by every block of a cluster for itself. The readout is step.cu's;
-// step_held.cu has one of its own, with the table in registers.
+// Clock and readout of the decoding step. Both are small and computed redundantly by every block of a cluster. temporal_write is used by
+// both step kernels, read_out by sm90_step.cu only; sm90_step_held.cu has its own with the table in registers. Writes shared memory only.
 #pragma once
 
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_step_states.cuh"
@@ -18,8 +18,8 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
-// Step 1: cos and sin of every frequency, and beta U(-clock) b. The clock is reduced modulo m, which is exact, and j clock / m to
-// less than half a turn, in double: a clock of a million costs no accuracy.
+// Step 1: cos and sin of every frequency, and beta U(-clock) b. In double, the clock is reduced modulo m, which is exact, and j clock / m
+// to at most half a turn: a clock of a million loses no accuracy.
 __device__ inline void temporal_write(int M, double clock, float beta, float2* trig, float2* write) {
   const double m = static_cast<double>(M - 1);
   const double of_one = 1.0 / m;
@@ -35,26 +35,26 @@ __device__ inline void temporal_write(int M, double clock, float beta, float2* t
   }
 }
 
-// Step 3: read = U(-clock) table^T softmax(table scores) over the m active rows. A warp takes every eighth row: logits, their exponentials
-// against the warp's own greatest, and the weighted sum of its rows; then the warps' sums are put on one scale and added in order. Ends
-// with all of read visible to the block. partial: [kWarps, M] and two numbers a warp. M rows can be read, of which those from m on
-// count for nothing.
+// Step 3: read = U(-clock) table^T softmax(table scores) over the m active rows. Each warp takes every eighth row: logits, their
+// exponentials relative to the warp's maximum, and the weighted sum of its rows; then the warps' sums are rescaled and added in order.
+// `read` is visible to the whole block on return. partial: [kWarps, M] plus two numbers per warp. The table has M readable rows; those from
+// m on are ignored.
 __device__ __forceinline__ void read_out(const float* table, int M, const float* scores, const float2* trig, float4* partial,
                                          float2* read) {
   static_assert(kMaxSlots / kWarps <= 32, "a warp has at most a row a lane");
-  constexpr int kAtOnce = 4;            // rows whose sums over the lanes are taken together
-  constexpr int kLanes = 32 / kAtOnce;  // that end with the same row's sum
+  constexpr int kAtOnce = 4;            // rows reduced over the lanes together
+  constexpr int kLanes = 32 / kAtOnce;  // lanes that end up with the same row's sum
   const int m = M - 1;
   const int columns = M / 4;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int own = (M + kWarps - 1) / kWarps;  // rows warp, warp + kWarps, ..., the last again where there are no more
+  const int own = (M + kWarps - 1) / kWarps;  // rows warp, warp + kWarps, ...; the last one is repeated as padding
   const bool even = M % (kWarps * kAtOnce) == 0;
   const auto row_at = [&](int n) { return even ? warp + n * kWarps : min(warp + n * kWarps, M - 1); };
   const float4* table4 = reinterpret_cast<const float4*>(table);
   const float4* scores4 = reinterpret_cast<const float4*>(scores);
 
-  float logit = -INFINITY;  // of row `lane` of the warp's
+  float logit = -INFINITY;  // of the warp's row `lane`
 #pragma unroll 1
   for (int first = 0; first < own; first += kAtOnce) {
     float sum[kAtOnce] = {};
@@ -64,7 +64,7 @@ __device__ __forceinline__ void read_out(const float* table, int M, const float*
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) sum[i] = dot4(table4[row_at(first + i) * columns + c], score, sum[i]);
     }
-    // Of two lanes each keeps half of the rows that both hold parts of; in the end lane l has row l / kLanes.
+    // In each step, the two lanes of a pair each keep half of the rows; finally lane l has row l / kLanes.
 #pragma unroll
     for (int level = 0; (kAtOnce >> level) > 1; ++level) {
       const int half = kAtOnce >> (level + 1), distance = 16 >> level;
@@ -100,7 +100,7 @@ __device__ __forceinline__ void read_out(const float* table, int M, const float*
   const int j = static_cast<int>(threadIdx.x);
   const float2 scale = scales[lane % kWarps];
   const float highest = warp_max(scale.x);
-  const float of_warp = scale.x == -INFINITY ? 0.0F : expf(scale.x - highest);  // a lane finds those of one warp
+  const float of_warp = scale.x == -INFINITY ? 0.0F : expf(scale.x - highest);  // each lane computes the factor of one warp
   float2 sum = make_float2(0.0F, 0.0F);
   float whole = 0.0F;
 #pragma unroll

@@ -1,5 +1,6 @@
-// What a thread of the decoding step does to a state, of which it owns a float4 column: groups of four rows are asked for, updated, written
-// back and read. Threads own columns in step.cu; step_held.cu takes groups of rows from shared memory.
+// State update of the decoding step in groups of four rows by one float4 column: S = alpha S + a x^T and the products with S. In
+// sm90_step.cu a thread owns a column and loads groups from global memory (Share, Ahead), which it overwrites; sm90_step_held.cu applies
+// update() and read() to groups in shared memory.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,7 +12,7 @@ namespace cyfa::cyclic_flow::step {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kGroupRows = 4;  // rows of a state whose products a thread sums before they go to shared memory
+constexpr int kGroupRows = 4;  // rows whose products a thread sums before they go to shared memory
 
 __device__ inline float4 fma4(float a, float4 b, float4 c) {
   return make_float4(fmaf(a, b.x, c.x), fmaf(a, b.y, c.y), fmaf(a, b.z, c.z), fmaf(a, b.w, c.w));
@@ -20,7 +21,7 @@ __device__ inline float4 scaled(float a, float4 b) { return make_float4(a * b.x,
 __device__ inline float dot4(float4 a, float4 b, float c) { return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, c)))); }
 __device__ inline float2 add2(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
 
-// Four neighbours of a state as they lie in memory.
+// Four adjacent elements of a state as stored.
 template <class S>
 struct Quad;
 
@@ -49,13 +50,13 @@ struct Rows {
   typename Quad<S>::Packed x[kGroupRows];
 };
 
-// The groups of rows that a thread takes of four columns of a state.
+// The groups of rows that a thread processes, in four columns of a state.
 template <class S>
 struct Share {
   using Packed = typename Quad<S>::Packed;
   Packed* column;  // row 0
   int row_stride;  // in Packed
-  int first;       // group
+  int first;       // first group
   int step;
   int end;
 
@@ -74,7 +75,7 @@ struct Share {
   }
 };
 
-// One group of S[r, :] = alpha S[r, :] + a[r] x, rounded as it will be stored.
+// S[r, :] = alpha S[r, :] + a[r] x for one group, rounded to the storage type.
 template <class S>
 __device__ inline void update(Rows<S>& rows, float alpha, float4 x, float4 a) {
   const float in[kGroupRows] = {a.x, a.y, a.z, a.w};
@@ -82,7 +83,7 @@ __device__ inline void update(Rows<S>& rows, float alpha, float4 x, float4 a) {
   for (int i = 0; i < kGroupRows; ++i) rows.x[i] = Quad<S>::narrow(fma4(in[i], x, scaled(alpha, Quad<S>::wide(rows.x[i]))));
 }
 
-// sum_r b[r] S[r, :] of one group.
+// sum_r b[r] S[r, :] over one group.
 template <class S>
 __device__ inline float4 read(const Rows<S>& rows, float4 b) {
   const float out[kGroupRows] = {b.x, b.y, b.z, b.w};
@@ -94,7 +95,7 @@ __device__ inline float4 read(const Rows<S>& rows, float4 b) {
 
 __device__ inline float4 group_of(const float* x, int group) { return *reinterpret_cast<const float4*>(x + kGroupRows * group); }
 
-// The next kCount groups of a share, asked for ahead of their use.
+// The next kCount groups of a share, loaded ahead of their use.
 template <class S, int kCount>
 struct Ahead {
   Rows<S> rows[kCount];
@@ -104,7 +105,7 @@ struct Ahead {
     for (int i = 0; i < kCount; ++i) rows[i] = share.load(i);
   }
 
-  // Update and reading of all groups. The sum of group g goes to sums[(g - first) * columns].
+  // Updates and reads all groups. The sum of group g goes to sums[(g - first) * columns].
   __device__ void update_and_read(const Share<S>& share, float alpha, float4 x, const float* a, const float* b, float4* sums, int first,
                                   int columns) {
 #pragma unroll 1

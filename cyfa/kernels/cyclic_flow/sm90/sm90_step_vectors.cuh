@@ -1,5 +1,5 @@
-// What the decoding step's kernels have in common but for states, readout and streams: how a head is parted, q and k. Of step.cu,
-// step_held.cu.
+// Shared by both step kernels, sm90_step.cu and sm90_step_held.cu: how a head is divided into slices, and q and k with their norms. Writes
+// shared memory only.
 #pragma once
 
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_step.h"
@@ -11,16 +11,17 @@ namespace cyfa::cyclic_flow::step {
 
 using rowwise::warp_sum;
 
-// Runs of groups of a state's rows that are summed apart, then in order; the largest cluster has one of state_k each.
+// Slices of a state's rows. Each is summed separately, then slices are added in order. In the largest cluster each block has one slice of
+// state_k.
 constexpr int kSlices = 8;
-constexpr int kGateRows = kWarps * dense::kTileRows;  // of the output's gate, by a block
+constexpr int kGateRows = kWarps * dense::kTileRows;  // rows of the output gate per block
 
-// First of `count` things that belong to part `index` of `parts`, which is a power of two.
+// First of `count` items of part `index` of `parts`, a power of two.
 __host__ __device__ constexpr int part_begin(int count, int index, int parts) { return count * index / parts; }
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Blocks that write the output's gate: whole clusters.
+// Blocks that write the output gate, rounded up to whole clusters.
 inline int gate_blocks(const StepCudaParams& p, int blocks) {
   if (p.mixer == nullptr || p.mixer->gate_second == nullptr) return 0;
   return ceil_div(ceil_div(static_cast<int>(p.H * p.V), kGateRows), blocks) * blocks;
@@ -31,7 +32,7 @@ __device__ float load_float(const void* base, int64_t index) {
   return static_cast<float>(static_cast<const T*>(base)[index]);
 }
 
-// A thread's first elements of q, k and their norms' weights: asked for before the states, behind which they would have to wait.
+// A thread's first elements of q, k and their norm weights, loaded before the states so that they need not wait behind them.
 template <class T>
 struct Vectors {
   float q = 0.0F, k = 0.0F, q_weight = 1.0F, k_weight = 1.0F;
@@ -49,7 +50,7 @@ struct Vectors {
     if (p.k_norm_weight != nullptr) k_weight = p.k_norm_weight[i];
   }
 
-  // Step 1: q and k, normalised if they have a weight, to shared memory.
+  // Step 1: writes q and k, normalised if they have a weight, to shared memory.
   __device__ void normalise(const StepCudaParams& p, int K, int64_t row, float* to_q, float* to_k) {
     __shared__ float2 squares[kWarps];
     const int tid = static_cast<int>(threadIdx.x);

@@ -1,5 +1,5 @@
-// What the tile-wise launches of the Hopper kernels share, forward and backward: which tiles a block takes, and what its first warpgroup
-// makes of the tokens' gates and clocks.
+// Shared by the tile-wise launches, forward (outputs, values) and backward (readout, weights): the assignment of tiles to thread blocks,
+// and the token warps, which turn gates and clocks into write vectors and decay factors in shared memory.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,24 +14,24 @@ namespace cyfa::cyclic_flow {
 using sm90::kRowBytes;
 
 constexpr int kPanelBytes = kC * kRowBytes;
-constexpr int kFeeders = 96;  // threads that make write vectors
-constexpr int kBlock = 16;    // tokens whose decay factors have one origin
+constexpr int kFeeders = 96;  // threads of the token warps, which compute write vectors
+constexpr int kBlock = 16;    // tokens whose decay factors share one origin
 
-// Of the rows of a tile.
+// Per-token values of a tile, in shared memory.
 struct Tokens {
   float gate_high[kC];
-  float fade[kC];  // decay to the end of the token's block of kBlock
-  float rate[kC];  // of keys; in backward, the bits of the clock
+  float fade[kC];  // decay from the token to the end of its block of kBlock tokens
+  float rate[kC];  // 1 / rms of keys; in backward, the clock's bits (turn())
   bf16 gate_low[kC];
-  int token;  // the tile's first
+  int token;  // first token of the tile
   int tokens;
 
   __device__ uint32_t turn(int row) const { return __float_as_uint(rate[row]); }
   __device__ float2 gate(int row) const { return make_float2(gate_high[row], __bfloat162float(gate_low[row])); }
 };
 
-// The block's head and tiles, from the last to the first: the states stored last are still in the cache. Found by each role for itself:
-// what is kept from before the roles part is kept in memory.
+// The thread block's head and tiles. Tiles run from last to first, since the states stored last are still in the L2 cache. Each role
+// constructs its own: a value that is live across the role split is spilled to local memory.
 struct Share {
   int h, last, step;
 
@@ -44,7 +44,7 @@ struct Share {
   }
 };
 
-// Blocks of a launch that stay with their head, each with some of its tiles: one on every multiprocessor.
+// Thread blocks per head, so that the grid has one block per multiprocessor and every block stays with one head.
 inline cudaError_t blocks_of_head(const Sm90ForwardParams& p, int& blocks) {
   int device = 0;
   int multiprocessors = 0;
@@ -54,7 +54,7 @@ inline cudaError_t blocks_of_head(const Sm90ForwardParams& p, int& blocks) {
   return status;
 }
 
-// Slots from m on do not exist: logits that a softmax does not see. With kAll m is kM - 1.
+// Masks the logits of padding slots, from m on, out of the softmax. With kAll, m is kM - 1.
 template <bool kAll>
 __device__ __forceinline__ void mask_slots(float (&d)[64], int m) {
   const int q = static_cast<int>(threadIdx.x % 4);
@@ -68,16 +68,17 @@ __device__ __forceinline__ void mask_slots(float (&d)[64], int m) {
   }
 }
 
-// The cosine and sine of frequency j at a clock.
+// Cosine and sine of frequency j at a clock.
 __device__ __forceinline__ float2 rotation(uint32_t turn, uint32_t j) {
   float sine, cosine;
   __sincosf(static_cast<float>(static_cast<int32_t>(turn * j)) * kRadians, &sine, &cosine);
   return make_float2(cosine, sine);
 }
 
-// Decay, causal mask and factors of the rows for a 64 x 128 block of products between tokens, packed as the next product's a. Rows
-// strip .. strip + 15 are the warp's. With keys, their rates too, and in half precision as the write vectors are. Left of the strip the
-// decay from token j to row i is taken apart at the end of j's block and at the strip's first row: three factors, none of more than one.
+// Applies decay, causal mask and row factors to a 64 x 128 accumulator of token-token products and converts it to the next product's A
+// operand. The warp's rows are strip .. strip + 15. With kKeys it also applies 1 / rms of the keys and uses half precision, as the write
+// vectors are. Left of the strip, the decay from token j to row i is split at the end of j's block and at the strip's first row into three
+// factors, none above 1.
 template <bool kKeys>
 __device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, float factor0, float factor8, const Tokens& s,
                                                uint32_t (&a)[8][4]) {
@@ -89,7 +90,7 @@ __device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, 
   const float2 origin = s.gate(strip);
   const float row0 = factor0 * gate_between(gate0, origin);
   const float row8 = factor8 * gate_between(gate8, origin);
-  float own[8];  // the strip's own block; which it is the compiler cannot know
+  float own[8];  // the diagonal block, whose index is not a compile-time constant
 #pragma unroll
   for (int b = 0; b < 8; ++b) {
 #pragma unroll
@@ -141,10 +142,10 @@ __device__ __forceinline__ void decay_and_pack(const float (&d)[64], int strip, 
   }
 }
 
-// Write vectors and factors of every tile, by threads 32 to 127, into `writes` and `tokens` of the shared memory and by way of the barriers
-// tokens_full and tokens_empty. A warp takes pairs of rows; a lane holds what belongs to one pair of tokens, half of them at
-// most. With kKeyRates the rates of keys, else the clocks once more and the rates of queries into `query_rate`. Write vectors of kSections
-// sections from the launch's on, one after another.
+// Run by the token warps (threads 32 to 127). Fills `writes` and `tokens` of shared memory for every tile of the block, synchronised by the
+// barriers tokens_full and tokens_empty. Lane i of a warp loads the scalars of the warp's i-th pair of rows (64 pairs over three warps);
+// then, pair by pair, each half warp writes one token's write vector, 16 pieces of 8 slots. With kKeyRates, `rate` gets 1 / rms of the
+// keys; without, it gets the clocks, and query_rate gets 1 / rms of the queries. Writes kSections sections, starting with the launch's own.
 template <bool kKeyRates, int kSections = 1, typename Shared>
 __device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Workspace& w, Shared& s, const Share& share) {
   const int h = share.h;
@@ -156,7 +157,7 @@ __device__ __forceinline__ void feed_tokens(const Sm90ForwardParams& p, const Wo
   int next_token = static_cast<int>(p.tile[share.last].token);
   int next_tokens = p.tile[share.last].tokens;
   for (int t = share.last; t >= 0; t -= share.step, parity ^= 1) {
-    if constexpr (!kKeyRates) asm volatile("" : "+r"(row));  // what follows from it anew in every tile: registers are short
+    if constexpr (!kKeyRates) asm volatile("" : "+r"(row));  // recompute what depends on it in every tile: register pressure
     const int token = kKeyRates ? next_token : static_cast<int>(p.tile[t].token);
     const int tokens = kKeyRates ? next_tokens : p.tile[t].tokens;
     if (kKeyRates && t >= share.step) {

@@ -1,8 +1,11 @@
-// What the walks over the tiles of Hopper's cyclic_flow share, forward (states) and backward (their gradients): which tokens a block walks,
-// how the state that it holds in registers comes and goes, and the combination of segments. A block of four warpgroups has one or two that
-// hold the state, 64 slots each; the others produce, 64 tokens each in turn. A state may be shared among blocks, by slots and by columns:
-// each number's sums have the same order in every plan, so a sequence's results are the same bits whatever the plan is. Keys and values of
-// one width are walked by one launch, of two widths by one each.
+// The state scan, shared by forward (states) and backward (gradients of states): the scan over a sequence's tiles that names in the code
+// call a walk. Defines which tokens a thread block scans, how the state in its registers is loaded and stored, and how segments are
+// combined.
+//
+// Of the four warpgroups of a block, one or two hold the state in their accumulators, 64 slots each (the holders); the others are
+// producers, which prepare 64 tokens each in turn. Several blocks may share a state by slots and by columns (WalkPlan). Every element is
+// accumulated in the same order in every plan, so results do not depend on the plan, bit for bit. One launch scans keys and values if K =
+// V; otherwise each has its own launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,25 +20,25 @@ namespace cyfa::cyclic_flow {
 
 using namespace sm90;
 
-constexpr int kHalf = 64;  // tokens of a stage
+constexpr int kHalf = 64;  // tokens per pipeline stage
 constexpr int kStages = 4;
 constexpr int kCornerPanels = 2;
-constexpr int kCornerBytes = kCornerPanels * 16 * kRowBytes;  // where a warp turns its rows of the state into whole lines
-constexpr int kStateThreads = kM * 2;                         // threads that hold a whole state, of one block or of two
+constexpr int kCornerBytes = kCornerPanels * 16 * kRowBytes;  // a warp's staging buffer, to store full lines of the state
+constexpr int kStateThreads = kM * 2;  // threads over which the slots of a state are distributed, in one block or two
 constexpr int kWalkThreads = 512;
-constexpr int kHoldersBarrier = 4, kBlockBarrier = 5;  // those before are the producers'
+constexpr int kHoldersBarrier = 4, kBlockBarrier = 5;  // lower ids belong to the producers
 
-// Of a block that holds one of `kParts` parts of a state of `kPanels` panels of 64 columns: all of it, 64 of its slots, or 128 columns of
-// 64 slots.
+// Compile-time shape of a block that holds one of `kParts` parts of a state of `kPanels` panels of 64 columns: the whole state (1), 64
+// slots (2), or 128 columns of 64 slots (4).
 template <int kPartsOf, int kPanels>
 struct WalkShape {
   static constexpr int kParts = kPartsOf;
   static_assert(kParts < 4 || kPanels == 4);
   static constexpr int kWidth = kPanels * kPanelColumns;
-  static constexpr int kGroups = kPartsOf == 1 ? 2 : 1;  // warpgroups that hold
+  static constexpr int kGroups = kPartsOf == 1 ? 2 : 1;  // holder warpgroups
   static constexpr int kSlots = kGroups * 64;
-  static constexpr int kSpans = kPanels == 4 && kParts < 4 ? 2 : 1;  // of 128 columns, or of 64 where there are no more
-  static constexpr int kNumbers = kPanels == 1 ? 32 : 64;            // of a span in a thread
+  static constexpr int kSpans = kPanels == 4 && kParts < 4 ? 2 : 1;  // spans of 128 columns (64 if the state has no more)
+  static constexpr int kNumbers = kPanels == 1 ? 32 : 64;            // registers per thread and span
   static constexpr int kHolders = kGroups * 128;
   static constexpr int kProducers = kWalkThreads / 128 - kGroups;
   static constexpr int kStageBytes = kHalf * kWidth * 2;
@@ -45,17 +48,17 @@ struct WalkShape {
   static_assert(kProducers < kHoldersBarrier);
 };
 
-// How the walks are shared among blocks.
+// Assignment of scans to thread blocks.
 struct WalkPlan {
-  int passes;     // 2: a block walks keys and values one after the other; 1: one of them
-  int parts;      // of a state
-  int only = -1;  // 0: the launch walks keys, 1: values, -1: both
+  int passes;     // 2: a block scans keys and values one after the other; 1: one of them
+  int parts;      // parts that a state is divided into
+  int only = -1;  // 0: the launch scans keys, 1: values, -1: both
 };
 
-// What a block walks. Found by each role for itself: what is kept from before the roles part is kept in memory.
+// What a block scans. Each role constructs its own: a value that is live across the role split is spilled to local memory.
 struct WalkShare {
   int first, h, place;
-  int slots, span;  // part of the slots and of the columns
+  int slots, span;  // which part of the slots and of the columns
 
   template <int kParts>
   static __device__ __forceinline__ WalkShare of_block(const WalkPlan& plan, int H) {
@@ -67,8 +70,8 @@ struct WalkShare {
     const int pair = one_of_two ? block / 2 : block;
     return {plan.only >= 0 ? plan.only : one_of_two ? block : pair / H, pair % H, pair / H, part % 2, part / 2};
   }
-  // Half of the blocks begin with keys and half with values: keys take longer, values ask more of the memory. All heads of a sequence begin
-  // with the same, since their rows are neighbours.
+  // Half of the blocks start with keys and half with values: keys take longer, values need more memory bandwidth. All heads of a sequence
+  // start with the same, since their rows are adjacent in memory.
   __device__ bool keys(int pass) const { return (first + pass) % 2 == 0; }
 };
 inline int blocks_of(const WalkPlan& plan, const Sm90ForwardParams& p) {
@@ -80,11 +83,11 @@ struct Walk {
   int first, tiles;
 };
 
-// The walk at a place; past the sequence's segments where there is none. By the whole block.
+// The scan with segment index `place`; segment >= segments if the index is unused. Called by all threads of the block.
 inline __device__ Walk walk_at(const Sm90ForwardParams& p, int place) {
   int low = place;
   if (has_segments(p)) {
-    low = -1;  // the last sequence whose first place is not behind this one
+    low = -1;  // becomes the last sequence whose first segment index is at most `place`
     for (int n = 0; n < p.N; n += kWalkThreads) {
       const int mine = n + static_cast<int>(threadIdx.x);
       low += __syncthreads_count(mine < p.N && first_place(p, mine, p.first_tile[min(mine, p.N - 1)]) <= place);
@@ -101,10 +104,10 @@ inline __device__ Walk walk_at(const Sm90ForwardParams& p, int place) {
   return walk;
 }
 
-// The tokens of one walk, half a tile at a time.
+// The tokens of a scan in half tiles.
 struct Halves {
   int count;
-  int begin, end;  // tokens of the walk
+  int begin, end;  // token range of the scan
 
   __device__ explicit Halves(const int (&kept)[7]) : count(kept[4]), begin(kept[5]), end(kept[6]) {}
   __device__ Halves(const Sm90ForwardParams& p, const Walk& walk) : count(2 * walk.tiles), begin(0), end(0) {
@@ -125,28 +128,27 @@ __device__ __forceinline__ void clear_rows(char* tile, int from) {
   }
 }
 
-// Parity of a stage's barriers at a half, after a pass of `before` halves.
+// Parity of a stage's barriers for a half tile, if an earlier pass used the stages for `before` half tiles.
 __device__ __forceinline__ int parity_of(int half, int before) {
   return half / kStages + (before - half % kStages + kStages - 1) / kStages & 1;
 }
 
-// Waits for what was asked for into a stage, whose last use is then over. Where that was another producer's, its end is waited for first: a
-// barrier's parity tells a phase only from the next.
+// Waits for the copies into a stage, and thereby for the end of the stage's previous use. If that use belonged to another producer, waits
+// for its end explicitly first: a parity distinguishes a phase only from the next one.
 template <int kProducers, typename Shared>
 __device__ __forceinline__ void wait_loaded(Shared& s, int stage, int parity) {
   if constexpr (kStages % kProducers != 0) barrier_wait(&s.empty[stage], parity ^ 1);
   barrier_wait(&s.loaded[stage], parity);
 }
 
-// First slot (and that + 8) and first column of a thread, of kStateThreads.
+// A thread's first slot (its other one is 8 further on) and first column; `thread` counts within kStateThreads.
 __device__ __forceinline__ int holder_slot(uint32_t thread) {
   return 16 * static_cast<int>(thread / 32) + static_cast<int>(thread % 32 / 4);
 }
 __device__ __forceinline__ int holder_column(uint32_t thread) { return 2 * static_cast<int>(thread % 4); }
 
-// The state of a block's holders, [64 slots, kSpans x 2 N columns] of each warpgroup: from where a segment before it left it, from `given`
-// in the order of memory ([K, M] for keys, [M, V] for values, from the thread's first slot of the section and its first column on), or
-// nothing.
+// Initialises the state in the holders' registers, [64 slots, kSpans x 2 N columns] per warpgroup: from the previous segment (`carried`),
+// from a caller's state (`given`, at the thread's first slot and column; [K, M] for keys, [M, V] for values), or with zeros.
 template <int kWidth, int kSpans, int N>
 __device__ __forceinline__ void get_state(float (&state)[kSpans][N], const float* carried, const float* given, bool keys, int slot,
                                           const Sm90ForwardParams& p) {
@@ -178,15 +180,15 @@ __device__ __forceinline__ void carry_state(const float (&state)[kSpans][N], flo
   for (int i = 0; i < kSpans * N; ++i) carried[i * kStateThreads] = state[i / N][i % N];
 }
 
-// The block's part of the state to memory, columns of keys times their weights, by way of the stages, which nothing uses any more: rows of
-// memory, a little apart so that no bank is hit twice at once. `to` is the state's number of the section's first slot and the first column.
+// Stores the block's part of the state, with columns of keys multiplied by `weight`. The data is transposed through the pipeline stages,
+// which are no longer in use; rows are padded against bank conflicts. `to` points to the section's first slot and the first column.
 template <typename Shape, int kSpans, int N>
 __device__ __forceinline__ void put_state(const float (&state)[kSpans][N], bool keys, const WalkShare& share, const float* weight,
                                           float* rows, float* to, const Sm90ForwardParams& p) {
   constexpr int kColumns = kSpans * 2 * N;
   static_assert(Shape::kStagesBytes >= kColumns * (Shape::kSlots + 4) * 4 && Shape::kStagesBytes >= Shape::kSlots * (kColumns + 8) * 4);
   uint32_t thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));  // found again: registers are short in between
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));  // read again to reduce register pressure
   thread %= Shape::kHolders;
   const int slot = holder_slot(thread);
   const int column0 = holder_column(thread);
@@ -220,8 +222,8 @@ __device__ __forceinline__ void put_state(const float (&state)[kSpans][N], bool 
   }
 }
 
-// Begins state += narrow^T wide over the tokens of a stage, the warp's slots from registers: the tensor cores then read a third less of
-// shared memory, which the walk keeps busy. `wide` is the first column's panel.
+// Starts state += narrow^T wide over the tokens of a stage. The slot operand comes from registers, which saves the tensor cores a third of
+// their shared memory reads; shared memory bandwidth limits the scan. `wide` is the panel of the first column.
 template <int kSpans, int N>
 __device__ __forceinline__ void multiply_stage(float (&state)[kSpans][N], const char* narrow, const char* wide, int group) {
   const int lane = threadIdx.x % 32;
@@ -241,7 +243,7 @@ __device__ __forceinline__ void multiply_stage(float (&state)[kSpans][N], const 
   wgmma_commit();
 }
 
-// Rounds a warp's 16 rows of the state and hands them on in whole lines: each(row, column, eight numbers from that column on).
+// Rounds a warp's 16 rows of the state to bf16 and passes them on in full lines: each(row, column, eight values from that column on).
 template <int kSpans, int N, typename Each>
 __device__ __forceinline__ void store_state(const float (&state)[kSpans][N], char* corner, const Each& each) {
   static_assert(kCornerPanels * kPanelColumns == 128);
@@ -268,8 +270,8 @@ __device__ __forceinline__ void store_state(const float (&state)[kSpans][N], cha
 
 constexpr int kCombineThreads = 256;
 
-// Blocks (2 N H, kM state_width / 4 / kCombineThreads), one float4 of a state a thread: S <- decay S + local over a sequence's segments in
-// the order of the walk, but its last. The first is whole already.
+// Grid (2 N H, kM state_width / 4 / kCombineThreads), one float4 of a state per thread. Computes S <- decay S + local over a sequence's
+// segments in scan order, except the last; the first is complete already.
 template <bool kReverse>
 __device__ __forceinline__ void combine_segments(const Sm90ForwardParams& p, const float2* gate, float* carried) {
   const int which = blockIdx.x % 2;
@@ -312,11 +314,11 @@ __device__ __forceinline__ void combine_segments(const Sm90ForwardParams& p, con
   }
 }
 
-// The plan that ends first, by waves of blocks: keys and values in one block where that takes no more waves, since such blocks end
-// together; parts of a state a block where that fills the chip better, at the price of keys and values read more than once from the L2
-// cache.
+// Chooses the plan with the shortest estimated time, in waves of blocks. One block scans both keys and values unless that takes more waves,
+// since such blocks finish together. Splitting a state fills the GPU better, but reads keys and values repeatedly from the L2 cache.
 inline cudaError_t plan_walks(const Sm90ForwardParams& p, int panels, int only, WalkPlan& plan) {
-  constexpr float kTimeOfHalf = 0.6F, kTimeOfQuarter = 0.45F;  // of a block with a part of a state, where a block with all takes 1
+  // Time of a block with a half or a quarter of a state, relative to a whole one.
+  constexpr float kTimeOfHalf = 0.6F, kTimeOfQuarter = 0.45F;
   int device = 0;
   int blocks = 0;
   cudaError_t status = cudaGetDevice(&device);
@@ -338,7 +340,7 @@ inline cudaError_t plan_walks(const Sm90ForwardParams& p, int panels, int only, 
   return cudaSuccess;
 }
 
-// launch(WalkShape<kParts, kPanels>()) with the plan's number of parts and the panels of a row.
+// Calls launch(WalkShape<kParts, kPanels>()) with compile-time constants.
 template <typename Launch>
 cudaError_t with_shape(int parts, int panels, const Launch& launch) {
   const auto with_panels = [&](auto count) {
@@ -351,7 +353,7 @@ cudaError_t with_shape(int parts, int panels, const Launch& launch) {
   return with_panel_count(panels, with_panels);
 }
 
-// Of the walks of keys and values: one launch(panels, only) for both where they have one width, else one for each.
+// Calls launch(panels, only) once for keys and values if they have the same width, otherwise once for each.
 template <typename Launch>
 cudaError_t for_widths(const Sm90ForwardParams& p, const Launch& launch) {
   if (p.K == p.V) return launch(p.K / kPanelColumns, -1);
