@@ -1,5 +1,5 @@
-// A weight matrix times a few vectors on a CPU, for decoding: the time is that of reading the weights once. Called by ops::linear, which
-// splits the rows over threads. Overwrites columns begin .. end - 1 of y. No torch, no threads, no allocation.
+// A weight matrix times a few vectors on a CPU, for decoding: the time is that of reading the weights once. Called by ops::linear_steps,
+// which splits the rows over threads. Overwrites columns begin .. end - 1 of y. No torch, no threads, no allocation.
 #pragma once
 
 #include <cstdint>
