@@ -347,7 +347,7 @@ class FolderLock {
   int fd_;
 };
 
-// The id of a mark: the given one, or the tokenizer's own.
+// The id of the BOS or EOS token: the given one, or the tokenizer's own.
 std::optional<int64_t> mark(bool wanted, const std::optional<int64_t>& given, const std::optional<int64_t>& own, const Tokenizer& tokenizer,
                             const char* what) {
   if (!wanted) return std::nullopt;

@@ -18,8 +18,8 @@ struct PrepareOptions {
   std::string tokenizer = "bytes";          // "bytes", or the path of a SentencePiece model
   int64_t shard_tokens = int64_t{1} << 27;  // a shard ends with the first document, or part of a long document, that reaches this
   int threads = 0;                          // tokenizing threads; 0: one per core
-  bool begin = true, end = false;           // put a mark before and after every document
-  std::optional<int64_t> bos, eos;          // ids of the marks; absent: the tokenizer's own
+  bool begin = true, end = false;           // put a BOS token before and an EOS token after every document
+  std::optional<int64_t> bos, eos;          // ids of these tokens; absent: the tokenizer's own
   bool stop_at_damage = false;              // throw at the first damaged input instead of skipping it
   std::string text_field = "text";          // key of the text in .jsonl files
 };

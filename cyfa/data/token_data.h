@@ -40,7 +40,7 @@ struct TokenManifest {
   std::string tokenizer;  // "bytes", or the name of the tokenizer's file in the same folder
   uint64_t tokenizer_hash = 0;
   int64_t vocab_size = 0;
-  std::optional<int64_t> begin_mark, end_mark;  // tokens before and after every document
+  std::optional<int64_t> begin_mark, end_mark;  // BOS and EOS tokens around every document
   std::vector<ShardEntry> shards;
   int64_t input_files = 0;
   int64_t input_bytes = 0;

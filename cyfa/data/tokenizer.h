@@ -46,23 +46,23 @@ class Tokenizer {
   virtual int64_t vocab_size() const = 0;
   virtual uint64_t hash() const = 0;  // of everything that defines the tokenizer
 
-  // The tokens of a text, without marks. The text is never interpreted as a mark. Any bytes are accepted; a character tokenizer treats
-  // invalid UTF-8 as U+FFFD.
+  // The tokens of a text, without BOS and EOS. Names of special tokens in the text are not recognised. Any bytes are accepted; a character
+  // tokenizer treats invalid UTF-8 as U+FFFD.
   virtual std::vector<int64_t> encode(std::string_view text) const = 0;
   // The same for many and long texts: appends to `ids`. `continues`: the text follows another one from which cut_text() separated it.
   virtual void append(std::string_view text, bool continues, WordCache& cache, std::vector<uint32_t>& ids) const;
-  // Ids of the marks that begin and end a text, if there are any.
+  // Ids of the tokens that begin and end a text (BOS, EOS), if there are any.
   virtual std::optional<int64_t> bos() const { return std::nullopt; }
   virtual std::optional<int64_t> eos() const { return std::nullopt; }
 
-  // The text of the tokens, without marks.
+  // The text of the tokens; BOS and EOS have none.
   virtual std::string decode(std::span<const int64_t> ids) const = 0;
 
-  // The bytes that a token adds to an existing text; empty for marks and for ids beyond the vocabulary.
+  // The bytes that a token adds to an existing text; empty for BOS, EOS and ids beyond the vocabulary.
   virtual std::string piece(int64_t id) const = 0;
 };
 
-// Tokens 0 .. 255 are the bytes, followed by the marks that begin and end a text. Needs no file and reproduces any bytes.
+// Tokens 0 .. 255 are the bytes, followed by BOS and EOS. Needs no file and reproduces any bytes.
 class ByteTokenizer final : public Tokenizer {
  public:
   static constexpr int64_t kBegin = 256, kEnd = 257, kVocabulary = 258;

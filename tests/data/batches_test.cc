@@ -44,7 +44,7 @@ TEST(Permutation, LooksDrawn) {
 
 class BatchesTest : public testing::Test {
  protected:
-  // 40 documents of 0 to 99 bytes, with a mark before each, in several shards.
+  // 40 documents of 0 to 99 bytes, with a BOS token before each, in several shards.
   void SetUp() override {
     std::string lines;
     for (int i = 0; i < 40; ++i)

@@ -1,4 +1,4 @@
-// From text to tokens and back: formats, marks, threads, interrupted runs, damaged inputs.
+// From text to tokens and back: formats, BOS and EOS tokens, threads, interrupted runs, damaged inputs.
 #include <gtest/gtest.h>
 #include <zstd.h>
 
@@ -21,7 +21,7 @@ std::string compressed(const std::string& text) {
 
 std::string line(const std::string& text) { return Json{{"id", 1}, {"text", text}}.dump() + "\n"; }
 
-// The documents of a folder of byte tokens, with marks shown as <b> and <e>.
+// The documents of a folder of byte tokens, with BOS and EOS shown as <b> and <e>.
 std::vector<std::string> documents(const std::filesystem::path& folder) {
   const TokenData data = TokenData::open(folder);
   data.verify();

@@ -1,5 +1,5 @@
 // Products of up to 64 rows with a bf16 weight matrix on Hopper, for decoding. They are bound by reading the weights and by launch latency,
-// so the norm before a projection and the activation or residual sum after it are fused. Called by the decoding step of cyfa/engine/sm90.
+// so the norm before a projection and the activation or residual sum after it are fused. Called by the decode step of cyfa/engine/sm90.
 // Writes y and, with kAdd, `next`. No torch, no allocation. Arrays are in device memory, aligned to 16 bytes.
 //
 // An RMSNorm is split over two launches. The launch that produces a row x also writes x times the norm's weight, in bf16, and partial sums

@@ -18,11 +18,11 @@ using rowwise::kVector;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kStepColumns = kWarps * kChunk;    // columns that the warps of a block take per step
-constexpr int kManyOutputs = 3072;               // from here on four tiles per block still occupy most SMs, and leave resources for the
-                                                 // blocks of the next launch
-constexpr int64_t kFreeSharedBytes = 24 * 1024;  // staged rows that fit in 48 KB together with the static arrays: above 48 KB a kernel must
-                                                 // opt in
+constexpr int kStepColumns = kWarps * kChunk;  // columns that the warps of a block take per step
+// With this many outputs, blocks of four tiles still occupy most SMs, and leave resources for the blocks of the next launch.
+constexpr int kManyOutputs = 3072;
+// Bytes of staged rows that fit, together with the static arrays, in the 48 KB that need no opt-in.
+constexpr int64_t kFreeSharedBytes = 24 * 1024;
 constexpr int64_t kMostSharedBytes = 36 * 1024;  // largest size of staged rows: 16 of 1,024 columns or 8 of 2,048
 constexpr float kSmallest = 1.17549435e-38F;
 

@@ -1,9 +1,10 @@
 // Products of up to 16 rows with a bf16 weight matrix on Hopper, for decoding. They are bound by reading the weights; norms and gates
-// before the projection and the activation or residual sum after it are fused. Called by the decoding step of cyfa/engine/sm90. Writes y
+// before the projection and the activation or residual sum after it are fused. Called by the decode step of cyfa/engine/sm90. Writes y
 // only. No torch, no allocation. Arrays are in device memory, contiguous, aligned to 16 bytes.
 //
-// Hazard: these kernels use programmatic dependent launch and read their weights, and nothing else, before griddepcontrol.wait. The weights
-// must have been written before the last launch on the stream that did not use programmatic dependent launch.
+// Hazard: these kernels use programmatic dependent launch and read their weights (matrix and norm_weight), and nothing else, before
+// griddepcontrol.wait. The weights must have been written before the last launch on the stream that did not use programmatic dependent
+// launch.
 #pragma once
 
 #include <cuda_runtime_api.h>

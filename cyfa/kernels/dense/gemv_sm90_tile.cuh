@@ -1,4 +1,4 @@
-// One warp's product of eight rows of bf16 weights and eight or sixteen rows of x, by mma.sync; used by gemv_sm90.cu and by the decoding
+// One warp's product of eight rows of bf16 weights and eight or sixteen rows of x, by mma.sync; used by gemv_sm90.cu and by the decode
 // step of cyclic_flow. A chunk is 32 columns. Each lane loads 16 bytes of a chunk, eight neighbouring columns of one row, for the weights
 // and for x alike, and passes them to two mma instructions. The columns are thereby permuted within the chunk, in the same way for both
 // operands, which leaves the sum unchanged.

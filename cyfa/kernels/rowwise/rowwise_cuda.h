@@ -177,8 +177,7 @@ struct LossCuda {
   int64_t rows = 0, width = 0;       // width: a multiple of 8
   void* logits = nullptr;            // [rows, width]
   const int64_t* targets = nullptr;  // [rows]
-  const float* share = nullptr;      // [1], in device memory: factor of the gradient, 1 / number of targets for a mean; null: logits are
-                                     // not changed
+  const float* share = nullptr;      // [1], in device memory: factor of the gradient, 1 / number of targets for a mean; null: no gradient
   float* loss = nullptr;             // [rows]
 };
 cudaError_t loss_cuda(const LossCuda& p, cudaStream_t stream);

@@ -1,5 +1,5 @@
 // Loads and stores of eight elements, fp32 or bf16 in memory and fp32 in registers, and small device functions. Used by the kernels of this
-// folder, of dense/ and by the decoding step of cyclic_flow.
+// folder, of dense/ and by the decode step of cyclic_flow.
 #pragma once
 
 #include <cuda_bf16.h>
