@@ -172,7 +172,7 @@ std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in) {
   p.K = p.V = static_cast<int32_t>(kSm90Width);
   p.M = static_cast<int32_t>(in.readout.size(1) + 1);
   if (const char* reason = cyclic_flow::sm90_forward_refusal(p)) return reason;
-  const bool keys_fit = K < kSm90Width || (rows_fit(in.q) && rows_fit(in.k));  // narrower rows are copied for padding anyway
+  const bool keys_fit = K < kSm90Width || (rows_fit(in.q) && rows_fit(in.k));  // narrower rows are copied if necessary
   if (!keys_fit || (V == kSm90Width && !rows_fit(in.v))) return "q, k or v is strided or misaligned in a way the kernels do not take";
   return "";
 }
@@ -214,8 +214,8 @@ CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const 
   if (kept.scores.numel() == 0 || (p.in.normalise_first && norms && !in.initial_state)) {
     kept = empty_cyclic_flow_sm90_saved(in, s, true);
     const CyclicFlowState final_state{at::empty({0}, single), at::empty({0}, single), at::empty({s.N, s.H}, single.dtype(at::kDouble))};
-    run_forward(inputs, kept, true, p.in.normalise_first, out.v, final_state);  // o is written to out.v, where it is overwritten by the
-                                                                                // gradient of v
+    // o is written to out.v, which the gradient of v overwrites later.
+    run_forward(inputs, kept, true, p.in.normalise_first, out.v, final_state);
   }
   p.in.kept = kept_in(kept, true);
   p.grad_o = grad_o.const_data_ptr();

@@ -121,8 +121,8 @@ RowNorm::Rows RowNorm::forward(const at::Tensor& x, bool for_backward) const {
     });
     return out;
   }
-  out.rate = (x * x).mean(-1, true).add_(eps_).clamp_min_(std::numeric_limits<float>::min()).rsqrt_();  // the clamp keeps the rate of
-                                                                                                        // padding rows finite
+  // The clamp keeps the rate of padding rows finite.
+  out.rate = (x * x).mean(-1, true).add_(eps_).clamp_min_(std::numeric_limits<float>::min()).rsqrt_();
   out.unit = x * out.rate;
   out.out = out.unit * weight_;
   return out;

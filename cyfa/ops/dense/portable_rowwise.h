@@ -28,7 +28,7 @@ class RowNorm {
     at::Tensor rate;  // 1 / rms(x), [..., 1]
   };
 
-  // `unit` is computed only if `for_backward`.
+  // `unit` is guaranteed to be set only if `for_backward`.
   Rows forward(const at::Tensor& x, bool for_backward) const;
 
   // Returns the gradient of x; overwrites `grad`. Adds the gradient of the original weight, without the factor, to grad_weight [K].
