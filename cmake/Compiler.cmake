@@ -1,8 +1,8 @@
-# Warnings, sanitizers and ccache for every target of ours.
+# Warnings, sanitizers and ccache for all targets of the project.
 add_library(cyfa_flags INTERFACE)
 target_compile_options(cyfa_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Woverloaded-virtual -Werror>)
-# GCC 12 sees an overlapping copy in `"literal" + std::string` at -O3 where there is none (GCC bug 105651).
+# GCC 12 reports an overlapping copy in `"literal" + std::string` at -O3 where there is none (GCC bug 105651).
 target_compile_options(cyfa_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
 target_include_directories(cyfa_flags INTERFACE ${CMAKE_SOURCE_DIR})
 target_compile_definitions(cyfa_flags INTERFACE CYFA_VERSION="${PROJECT_VERSION}")
@@ -13,7 +13,7 @@ endif()
 
 find_program(CYFA_CCACHE ccache)
 if(CYFA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # A precompiled header carries its macros and its time: without this, ccache refuses every file that uses one.
+  # Precompiled headers contain macros and timestamps: without this setting ccache does not cache files that use one.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CYFA_CCACHE})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CYFA_CCACHE})
   add_compile_options($<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)

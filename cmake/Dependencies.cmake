@@ -1,4 +1,4 @@
-# Third-party parts: the distribution's packages first; a machine with a network and without them downloads the same version.
+# Third-party libraries: packages of the distribution if installed, otherwise downloaded.
 include(FetchContent)
 set(FETCHCONTENT_QUIET OFF)
 
@@ -22,7 +22,7 @@ if(CYFA_BENCH)
   cyfa_need(benchmark 1.6 https://github.com/google/benchmark/archive/refs/tags/v1.7.1.tar.gz)
 endif()
 
-# SentencePiece comes without CMake files.
+# SentencePiece is packaged without CMake files.
 add_library(cyfa_sentencepiece INTERFACE)
 find_path(SENTENCEPIECE_INCLUDE sentencepiece_processor.h)
 find_library(SENTENCEPIECE_LIBRARY sentencepiece)
@@ -39,7 +39,7 @@ else()
   target_link_libraries(cyfa_sentencepiece INTERFACE sentencepiece-static sentencepiece_train-static)
 endif()
 
-# toml++ is headers alone.
+# toml++ is a header-only library.
 add_library(cyfa_toml INTERFACE)
 find_path(TOML_INCLUDE toml++/toml.h)
 if(NOT TOML_INCLUDE)
@@ -50,7 +50,7 @@ if(NOT TOML_INCLUDE)
 endif()
 target_include_directories(cyfa_toml SYSTEM INTERFACE ${TOML_INCLUDE})
 
-# zstd comes without CMake files too, as Debian packages it.
+# Debian packages zstd without CMake files too.
 add_library(cyfa_zstd INTERFACE)
 find_path(ZSTD_INCLUDE zstd.h)
 find_library(ZSTD_LIBRARY zstd)

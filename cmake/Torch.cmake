@@ -1,5 +1,5 @@
-# cyfa::torch, made from a torch wheel's include/ and lib/. One recipe serves the CPU and the CUDA wheels; torch's own
-# TorchConfig.cmake also asks for a full CUDA toolkit (cuBLAS and friends), which compiling our kernels does not need.
+# The target cyfa_torch, made from the include/ and lib/ folders of a torch wheel. It works for CPU and CUDA wheels alike; torch's own
+# TorchConfig.cmake also requires a full CUDA toolkit (cuBLAS etc.), which is not needed to compile these kernels.
 if(NOT CYFA_TORCH_DIR)
   file(GLOB CYFA_TORCH_DIR ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
   if(NOT CYFA_TORCH_DIR)
@@ -18,17 +18,17 @@ message(STATUS "torch ${CYFA_TORCH_VERSION} in ${CYFA_TORCH_DIR}")
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 add_library(cyfa_torch INTERFACE)
 target_include_directories(cyfa_torch SYSTEM INTERFACE ${CYFA_TORCH_DIR}/include ${CYFA_TORCH_DIR}/include/torch/csrc/api/include)
-# at::parallel_for is a header template around an OpenMP pragma: without -fopenmp it would run on one thread, in silence.
+# at::parallel_for is a header template with an OpenMP pragma: without -fopenmp it would silently run on one thread.
 target_compile_options(cyfa_torch INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${OpenMP_CXX_FLAGS}>)
 set(torch_libraries c10 torch_cpu torch)
 if(CYFA_CUDA)
   list(APPEND torch_libraries c10_cuda torch_cuda)
-  # The wheel's CUDA libraries come from other wheels, which need not be here when we link.
+  # The wheel's CUDA libraries come from other wheels, which may be absent when linking.
   target_link_options(cyfa_torch INTERFACE -Wl,--unresolved-symbols=ignore-in-shared-libs)
 endif()
 target_link_options(cyfa_torch INTERFACE -Wl,--no-as-needed -L${CYFA_TORCH_DIR}/lib -Wl,-rpath,${CYFA_TORCH_DIR}/lib)
 target_link_libraries(cyfa_torch INTERFACE ${torch_libraries})
-# One OpenMP runtime in the process: the wheel's own where it brings one.
+# The process must have one OpenMP runtime: the wheel's own if it brings one.
 file(GLOB torch_gomp ${CYFA_TORCH_DIR}/lib/libgomp*.so*)
 if(torch_gomp)
   list(GET torch_gomp 0 torch_gomp)

@@ -1,3 +1,4 @@
+// See batches.h. The order of batches depends on the hashes here: changing them changes every training run.
 #include "cyfa/data/batches.h"
 
 #include <array>
@@ -11,7 +12,7 @@ namespace {
 
 uint64_t hash_of(std::array<uint64_t, 3> numbers) { return io::hash64(std::as_bytes(std::span(numbers))); }
 
-// Every bit of the result depends on every bit of x (the finaliser of splitmix64).
+// The finaliser of splitmix64: every bit of the result depends on every bit of x.
 uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EB;

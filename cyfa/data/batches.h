@@ -1,4 +1,5 @@
-// Batches of tokens for training, in an order that depends on nothing but the options and the number of the step.
+// Training batches of tokens from a TokenData folder. The order depends only on the options and the step number, so that a run resumes at
+// any step. Used by cyfa/train.
 #pragma once
 
 #include <torch/types.h>
@@ -10,8 +11,8 @@
 
 namespace cyfa {
 
-// A permutation of 0 .. size - 1 that is computed and not stored: a Feistel network over the next power of four, walked until the
-// result is below `size`.
+// A pseudorandom permutation of 0 .. size - 1, computed rather than stored: a Feistel network over the next power of four, applied
+// repeatedly until the result is below `size` (cycle walking).
 class Permutation {
  public:
   Permutation(int64_t size, uint64_t seed);
@@ -20,42 +21,45 @@ class Permutation {
  private:
   static constexpr int kRounds = 8;
   uint64_t size_;
-  int half_;  // bits of half a number
+  int half_;  // number of bits in half of an index
   uint64_t keys_[kRounds];
 };
 
+// What a batch contains.
 struct BatchOptions {
-  int64_t T = 2048;
-  int64_t B = 8;  // rows of one rank
+  int64_t T = 2048;  // tokens per window
+  int64_t B = 8;     // rows per rank
   uint64_t seed = 42;
   int rank = 0;
   int ranks = 1;
   bool shuffle = true;
-  bool reset_documents = false;  // the model forgets where a document starts
+  bool reset_documents = false;  // start a new packed sequence, with a new state, at every document start
 };
 
+// A batch of one rank.
 struct Batch {
-  at::Tensor ids;  // [B, T + 1] int64: T inputs and the token after each
-  // With reset_documents: int64 borders for the inputs packed as [1, B * T], at every row and every document start. Otherwise absent.
+  at::Tensor ids;  // [B, T + 1] int64: T inputs per row and the token after each
+  // With reset_documents: int64 sequence boundaries for the inputs packed as [1, B * T], at the start of every row and of every document.
+  // Otherwise absent.
   std::optional<at::Tensor> cu_seqlens;
 };
 
-// The stream is cut into windows: number i holds tokens i * T .. i * T + T, so that neighbours share one token, which is predicted in
-// one and read in the other. A batch of all ranks is the next ranks * B windows of the epoch's permutation; those left over at the end
+// Divides the tokens into windows: window i holds tokens i * T .. i * T + T. Neighbouring windows share one token, which is a target in one
+// and an input in the other. The batch of all ranks is the next ranks * B windows of the epoch's permutation; windows left over at the end
 // of an epoch are dropped.
 class Batches {
  public:
-  // `data` must outlive this. Throws std::invalid_argument for what cannot be, data too short for one batch included.
+  // `data` must outlive this object. Throws std::invalid_argument for options out of range and for data too short for one batch.
   Batches(const TokenData& data, const BatchOptions& options);
 
   int64_t windows() const { return windows_; }
-  int64_t per_epoch() const { return per_epoch_; }  // batches
+  int64_t per_epoch() const { return per_epoch_; }  // batches per epoch
   const BatchOptions& options() const { return options_; }
 
-  // Any step from 0 on. Epochs follow one another, each with a permutation of its own.
+  // This rank's batch at `step`, which may be any number from 0 on. Every epoch has its own permutation.
   Batch at(int64_t step) const;
 
-  // The windows of that batch, a row each.
+  // The window of each row of that batch.
   std::vector<int64_t> rows(int64_t step) const;
 
  private:

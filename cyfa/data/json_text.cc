@@ -1,3 +1,4 @@
+// See json_text.h: a recursive parser that only validates everything but the wanted string.
 #include "cyfa/data/json_text.h"
 
 #include <array>
@@ -12,11 +13,12 @@ namespace {
 constexpr int kMostDepth = 200;
 constexpr std::string_view kByteOrder = "\xEF\xBB\xBF";
 
+// Thrown inside the parser.
 struct Problem {
   std::string text;
 };
 
-// Bytes that end a plain stretch of a string.
+// Bytes that need attention inside a string: quotes, backslashes and control characters.
 constexpr std::array<bool, 256> kSpecial = [] {
   std::array<bool, 256> special = {};
   for (size_t c = 0; c < 32; ++c) special[c] = true;
@@ -69,7 +71,7 @@ class Parser {
 
  private:
   struct String {
-    std::string_view raw;  // between the quotes
+    std::string_view raw;  // the bytes between the quotes
     bool escaped;
   };
 
@@ -132,7 +134,7 @@ class Parser {
   }
 
   void digits() {
-    if (peek() < '0' || peek() > '9') take('0');  // fails
+    if (peek() < '0' || peek() > '9') take('0');  // throws
     while (peek() >= '0' && peek() <= '9') ++at_;
   }
 
@@ -188,13 +190,14 @@ class Parser {
     return std::nullopt;
   }
 
-  // The four digits at `from`, which string() has checked.
+  // The value of the four hexadecimal digits at `from`, which string() has validated.
   static uint32_t code(std::string_view raw, size_t from) {
     uint32_t value = 0;
     for (size_t i = 0; i < 4; ++i) value = value * 16 + *digit(raw[from + i]);
     return value;
   }
 
+  // The text of a string: its raw bytes, or the unescaped text in `buffer`.
   static std::string_view plain(const String& string, std::string& buffer, bool& replaced) {
     if (!string.escaped) return string.raw;
     const std::string_view raw = string.raw;
@@ -228,7 +231,7 @@ class Parser {
           append_utf8(one, buffer);
           break;
         }
-        default: buffer += c;  // a quote or a slash
+        default: buffer += c;  // a quote, slash or backslash
       }
     }
     return buffer;

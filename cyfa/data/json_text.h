@@ -1,5 +1,5 @@
-// One string out of a line of JSON, without building the rest. A line of a corpus is one long string and a little around it, and a general
-// parser spends as long on it as the tokenizer does.
+// Extracts one string from a line of JSON without building a document. A line of a corpus is one long string and little else, on which a
+// general parser spends as much time as the tokenizer. Used by prepare.cc.
 #pragma once
 
 #include <string>
@@ -7,14 +7,16 @@
 
 namespace cyfa {
 
+// Result of json_text.
 struct JsonText {
-  std::string problem;    // empty, or why there is no text
-  std::string_view text;  // part of the line or of `buffer`
-  bool replaced = false;  // an escape named half of a surrogate pair, which became U+FFFD
+  std::string problem;    // why there is no text; empty if there is one
+  std::string_view text;  // part of the line or of `buffer`, valid as long as these
+  bool replaced = false;  // an escape was half of a surrogate pair and became U+FFFD
 };
 
-// The string at the key `field` of the object that `line` is, the last one where there are several. All of the line must be JSON; bytes
-// that are no UTF-8 are let through. A mark of the byte order at the beginning is passed over.
+// The string at key `field` of the JSON object in `line`; the last one if the key occurs several times. The whole line must be valid JSON,
+// but bytes that are not valid UTF-8 are accepted. A byte order mark at the beginning is skipped. `buffer` holds the text if it contains
+// escapes.
 JsonText json_text(std::string_view line, std::string_view field, std::string& buffer);
 
 }  // namespace cyfa

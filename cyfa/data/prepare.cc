@@ -1,3 +1,4 @@
+// See prepare.h. Writes shards and progress.json as it goes; the manifest is written last and marks the folder as complete.
 #include "cyfa/data/prepare.h"
 
 #include <fcntl.h>
@@ -46,14 +47,14 @@ void write_whole(const std::filesystem::path& path, std::string_view text) { wri
 struct Job {
   int64_t number = 0;
   TextBlock block;
-  std::vector<uint32_t> ids;    // of all pieces
-  std::vector<size_t> id_ends;  // of each piece
-  std::vector<char> repaired;   // whether its text was
+  std::vector<uint32_t> ids;    // tokens of all pieces
+  std::vector<size_t> id_ends;  // end of each piece in `ids`
+  std::vector<char> repaired;   // for each piece: whether its text was repaired
   int64_t text_bytes = 0;
-  std::exception_ptr error;  // of the thread that had it last
+  std::exception_ptr error;  // thrown by the thread that processed the job last
 };
 
-// Reads and tokenizes ahead of the writer, by a bounded number of blocks.
+// Reads and tokenizes ahead of the writer, by at most `ahead_` blocks.
 class Pipeline {
  public:
   Pipeline(TextReader& reader, const Tokenizer& tokenizer, std::string field, int threads)
@@ -72,7 +73,7 @@ class Pipeline {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // The next block in the order of the input; none at the end. Throws what the threads threw, at the place where it happened.
+  // The next block in input order; null at the end. Rethrows an exception of the threads at the block where it happened.
   std::unique_ptr<Job> next() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return done_.contains(taken_) || (all_read_ && taken_ == read_); });
@@ -179,7 +180,7 @@ class Pipeline {
   std::vector<std::thread> threads_;
 };
 
-// One file of a shard as it grows.
+// One file of a shard while it is written, with its checksum.
 class ShardFile {
  public:
   explicit ShardFile(const std::filesystem::path& path) : file_(path) {}
@@ -208,13 +209,13 @@ class ShardFile {
   std::vector<std::byte> buffer_;
 };
 
-// The state of a run between two pieces.
+// The state of a run between two pieces: the contents of progress.json.
 struct Progress {
-  std::string settings;  // what must not change, as JSON
-  TokenManifest manifest;
-  TextPosition next;
-  bool open = false;      // the document that goes on has tokens already
-  bool repaired = false;  // and has been counted as repaired
+  std::string settings;    // settings that must not change, as JSON
+  TokenManifest manifest;  // of the shards written so far
+  TextPosition next;       // where the next piece starts
+  bool open = false;       // the current document has tokens already
+  bool repaired = false;   // the current document has been counted as repaired
 
   std::string json() const {
     const ordered_json all = {{"settings", ordered_json::parse(settings)},
@@ -246,6 +247,7 @@ struct Progress {
   }
 };
 
+// Writes tokens and document starts to shards, in input order.
 class Writer {
  public:
   Writer(const PrepareOptions& options, Progress progress) : options_(options), at_(std::move(progress)) {}
@@ -253,12 +255,13 @@ class Writer {
   const Progress& progress() const { return at_; }
   int64_t tokens() const { return tokens_before_ + shard_.tokens; }
   int64_t documents() const { return documents_before_ + shard_.documents; }
+  // Call after the manifest has changed: counts the tokens and documents of its shards.
   void count_before() {
     tokens_before_ = at_.manifest.tokens();
     documents_before_ = at_.manifest.documents();
   }
 
-  // Adds a piece; ids are its own. Returns whether it was damaged.
+  // Adds a piece with its own ids. Returns whether it was damaged.
   bool add(const TextPiece& piece, std::span<const uint32_t> ids, bool repaired) {
     const bool damaged = !piece.damage.empty();
     if (piece.starts) at_.open = at_.repaired = false;
@@ -281,6 +284,7 @@ class Writer {
     return damaged;
   }
 
+  // Commits the current shard, if there is one, and saves the progress.
   void close_shard() {
     if (shard_.tokens == 0) return;
     shard_.tokens_checksum = tokens_->commit();
@@ -325,7 +329,7 @@ class Writer {
   int64_t tokens_before_ = 0, documents_before_ = 0;
 };
 
-// Holds the folder for this process: two runs would write over one another.
+// Locks the folder against another process, which would overwrite its files.
 class FolderLock {
  public:
   explicit FolderLock(const std::filesystem::path& folder) : fd_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
@@ -343,6 +347,7 @@ class FolderLock {
   int fd_;
 };
 
+// The id of the BOS or EOS token: the given one, or the tokenizer's own.
 std::optional<int64_t> mark(bool wanted, const std::optional<int64_t>& given, const std::optional<int64_t>& own, const Tokenizer& tokenizer,
                             const char* what) {
   if (!wanted) return std::nullopt;
@@ -365,7 +370,7 @@ uint64_t inputs_hash(const std::vector<InputFile>& inputs) {
   return io::hash64(all);
 }
 
-// Throws if the folder's run had other settings.
+// Throws if the interrupted run in the folder had other settings.
 void compare_settings(const std::filesystem::path& path, const std::string& then, const std::string& now) {
   const ordered_json was = ordered_json::parse(then), is = ordered_json::parse(now);
   for (const auto& [key, value] : is.items()) {
@@ -377,6 +382,7 @@ void compare_settings(const std::filesystem::path& path, const std::string& then
   }
 }
 
+// Throws unless the shards of an interrupted run have their sizes.
 void check_shards(const std::filesystem::path& folder, const TokenManifest& manifest) {
   const auto check = [](const std::filesystem::path& path, int64_t bytes) {
     std::error_code error;
@@ -391,7 +397,7 @@ void check_shards(const std::filesystem::path& folder, const TokenManifest& mani
   }
 }
 
-// Makes the folder ready: new, or as the last whole shard left it.
+// Prepares the folder: a new one, or one in the state after its last complete shard.
 void open_folder(const PrepareOptions& options, Progress& progress) {
   const std::filesystem::path& folder = options.folder;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -412,7 +418,7 @@ void open_folder(const PrepareOptions& options, Progress& progress) {
   write_whole(path, progress.json());
 }
 
-// A folder that no tokens came to goes again.
+// Removes a folder that received no tokens.
 void remove_folder(const std::filesystem::path& folder) {
   std::error_code error;
   for (const char* name : {kProgressFile, "tokenizer.model"}) std::filesystem::remove(folder / name, error);

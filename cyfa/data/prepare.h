@@ -1,5 +1,5 @@
-// From files of text to a folder of tokens: one thread reads, some tokenize, one writes in the order of the input. What is written depends
-// on the inputs and options alone, not on the threads nor on how often the run was interrupted.
+// Tokenizes text files into a folder for TokenData: one thread reads, several tokenize, and the calling thread writes in input order. The
+// output depends only on the inputs and options, not on the number of threads or on interruptions. Used by `cyfa prepare`.
 #pragma once
 
 #include <functional>
@@ -11,44 +11,48 @@
 
 namespace cyfa {
 
+// What to tokenize and how.
 struct PrepareOptions {
-  std::filesystem::path folder;
-  std::vector<std::string> inputs;  // files and folders
-  std::string tokenizer = "bytes";
-  int64_t shard_tokens = int64_t{1} << 27;  // a shard ends with the first document, or part of a long one, that reaches this
-  int threads = 0;                          // that tokenize; 0: one per core
-  bool begin = true, end = false;           // a mark around every document
-  std::optional<int64_t> bos, eos;          // the marks; absent: the tokenizer's own
-  bool stop_at_damage = false;
-  std::string text_field = "text";
+  std::filesystem::path folder;             // of the output: new, empty, or of an interrupted run
+  std::vector<std::string> inputs;          // text files, and folders of them
+  std::string tokenizer = "bytes";          // "bytes", or the path of a SentencePiece model
+  int64_t shard_tokens = int64_t{1} << 27;  // a shard ends with the first document, or part of a long document, that reaches this
+  int threads = 0;                          // tokenizing threads; 0: one per core
+  bool begin = true, end = false;           // put a BOS token before and an EOS token after every document
+  std::optional<int64_t> bos, eos;          // ids of these tokens; absent: the tokenizer's own
+  bool stop_at_damage = false;              // throw at the first damaged input instead of skipping it
+  std::string text_field = "text";          // key of the text in .jsonl files
 };
 
+// The state of a running Prepare.
 struct PrepareProgress {
   int64_t input_done = 0, input_all = 0;  // bytes of the input files
-  int64_t text_bytes = 0;                 // of documents, in this run
-  int64_t tokens = 0, documents = 0;      // in all
+  int64_t text_bytes = 0;                 // bytes of text tokenized by this run
+  int64_t tokens = 0, documents = 0;      // in the whole folder
   double seconds = 0;
-  double seconds_left = 0;  // by input bytes; negative: not known yet
+  double seconds_left = 0;  // estimated from the input bytes; negative: not known yet
 };
 
+// A finished folder.
 struct PrepareResult {
   TokenManifest manifest;
-  uint64_t hash = 0;
-  int64_t resumed_shards = 0;  // found whole
-  int64_t text_bytes = 0;
+  uint64_t hash = 0;           // of the manifest
+  int64_t resumed_shards = 0;  // shards found complete from an interrupted run
+  int64_t text_bytes = 0;      // bytes of text tokenized by this run
   double seconds = 0;
 };
 
+// One run.
 class Prepare {
  public:
   explicit Prepare(PrepareOptions options) : options_(std::move(options)) {}
 
-  // Makes the folder, or finishes one whose run was interrupted: options and inputs have to be the same then, threads and stop_at_damage
-  // may differ. Throws io::FileError and std::invalid_argument.
+  // Creates the folder, or completes one whose run was interrupted. The options and inputs must then be the same, except for threads and
+  // stop_at_damage. Throws io::FileError and std::invalid_argument.
   PrepareResult run();
 
-  std::function<void(const PrepareProgress&)> on_progress;  // a few times a second
-  std::function<void(const std::string&)> on_damage;        // "file: line 12, byte 345: ..."
+  std::function<void(const PrepareProgress&)> on_progress;  // called a few times per second
+  std::function<void(const std::string&)> on_damage;        // called with "file: line 12, byte 345: ..." for each damaged input
 
  private:
   PrepareOptions options_;

@@ -1,3 +1,4 @@
+// See text_source.h.
 #include "cyfa/data/text_source.h"
 
 #include <fcntl.h>
@@ -15,7 +16,7 @@ namespace cyfa {
 namespace {
 
 constexpr size_t kReadStep = 256 << 10;
-constexpr size_t kMostPieces = 1 << 14;  // in a block of very short lines
+constexpr size_t kMostPieces = 1 << 14;  // limit for blocks of very short lines
 constexpr const char* kWanted = "wanted .txt, .jsonl, .txt.zst or .jsonl.zst";
 
 struct Kind {
@@ -41,6 +42,7 @@ InputFile input_file(const std::filesystem::path& path, const Kind& kind) {
 
 bool blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") == std::string_view::npos; }
 
+// Thrown for unreadable compressed data, and caught by the reader.
 struct Damage {
   std::string text;
 };
@@ -77,7 +79,7 @@ std::vector<InputFile> find_inputs(const std::vector<std::string>& names) {
   return files;
 }
 
-// The text of one file from its beginning, or from a position.
+// The text of one file, from its beginning or from a position.
 class TextReader::Source {
  public:
   explicit Source(const InputFile& input) : input_(input), fd_(::open(input.path.c_str(), O_RDONLY | O_CLOEXEC)) {
@@ -97,7 +99,7 @@ class TextReader::Source {
 
   int64_t consumed() const { return consumed_; }
 
-  // 0 at the end. Throws Damage.
+  // Reads up to `size` bytes of text; 0 at the end. Throws Damage.
   size_t read(char* to, size_t size) {
     if (!input_.compressed) return read_file(to, size);
     ZSTD_outBuffer out = {to, size, 0};
@@ -230,7 +232,7 @@ void TextReader::add_damage(TextBlock& block, const std::string& damage, const T
 
 void TextReader::step_text(TextBlock& block) {
   std::string damage;
-  // One byte more than a piece tells whether there is more to come.
+  // Reads one byte more than a piece, to know whether the text continues.
   while (pending_.size() <= kPiece && fill(kPiece + 1 - pending_.size(), damage)) {
   }
   if (!damage.empty()) {
@@ -270,7 +272,7 @@ void TextReader::add_line(TextBlock& block, size_t begin, size_t end) {
 }
 
 void TextReader::step_lines(TextBlock& block) {
-  const size_t before = pending_.size();  // without an end of line, all of it
+  const size_t before = pending_.size();  // contains no end of line
   std::string damage;
   const bool more = fill(kReadStep, damage);
   size_t begin = 0, look = before;

@@ -1,3 +1,4 @@
+// See token_data.h.
 #include "cyfa/data/token_data.h"
 
 #include <algorithm>
@@ -21,7 +22,7 @@ using nlohmann::ordered_json;
 constexpr const char* kFormat = "cyfa tokens";
 constexpr size_t kBlock = 1 << 20;
 constexpr size_t kMostManifestBytes = 256 << 20;
-constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 16;  // of any count, so that sums and sizes in bytes fit
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 16;  // limit of any count, so that sums and sizes in bytes do not overflow
 
 std::string hex(uint64_t value) {
   char text[17];
@@ -37,7 +38,7 @@ std::string shard_name(size_t shard, const char* ending) {
 
 std::string number(int64_t value) { return std::to_string(value); }
 
-// Keys of one JSON object; errors name the file and the key.
+// Checked access to the keys of a JSON object; errors name the file and the key.
 class Keys {
  public:
   Keys(const ordered_json& json, const std::filesystem::path& path, std::string name) : json_(json), path_(path), name_(std::move(name)) {
@@ -103,7 +104,7 @@ uint64_t start_at(const io::MappedFile& file, int64_t index) {
   return start;
 }
 
-// Copies tokens; returns the largest.
+// Copies tokens and returns the largest.
 template <class Token>
 int64_t copy_tokens(const std::byte* from, std::span<int64_t> to) {
   int64_t largest = 0;
@@ -272,7 +273,7 @@ void TokenData::check_range(int64_t begin, int64_t end) const {
 }
 
 void TokenData::read(int64_t begin, std::span<int64_t> to) const {
-  check_range(begin, begin > tokens() ? begin : begin + static_cast<int64_t>(to.size()));  // a sum that always fits
+  check_range(begin, begin > tokens() ? begin : begin + static_cast<int64_t>(to.size()));  // the sum cannot overflow
   if (to.empty()) return;
   const int64_t width = manifest_.token_bytes();
   for (size_t shard = shard_of(begin); !to.empty(); ++shard) {
@@ -298,7 +299,7 @@ std::vector<int64_t> TokenData::document_starts(int64_t begin, int64_t end) cons
     const io::MappedFile& file = shards_[shard].documents;
     const auto from = static_cast<uint64_t>(std::max<int64_t>(begin - begins_[shard], 0));
     const int64_t stop = std::min(end, begins_[shard + 1]) - begins_[shard];
-    int64_t low = 0, high = manifest_.shards[shard].documents;  // the first start that is not before `from` lies in low .. high
+    int64_t low = 0, high = manifest_.shards[shard].documents;  // binary search: the first start >= `from` is in low .. high
     while (low < high) {
       const int64_t middle = low + (high - low) / 2;
       if (start_at(file, middle) < from) {

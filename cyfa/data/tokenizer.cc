@@ -1,3 +1,5 @@
+// See tokenizer.h. A SentencePiece BPE model whose pieces never span words is encoded word by word, with a cache and WordBpe, which gives
+// the same tokens as the library and is faster. Other models use the library.
 #include "cyfa/data/tokenizer.h"
 
 #include <sentencepiece_processor.h>
@@ -15,29 +17,29 @@ namespace cyfa {
 namespace {
 
 constexpr size_t kMostModelBytes = 256 << 20;
-constexpr size_t kMostAtOnce = 1 << 20;              // bytes; SentencePiece needs a hundred times its text in memory
-constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581, how SentencePiece writes a space
+constexpr size_t kMostAtOnce = 1 << 20;  // bytes per call: SentencePiece needs about a hundred times the size of the text in memory
+constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581, which SentencePiece writes for a space
 
-// Whether a text may be cut before the space at `at`: after a word, and with something to follow. After U+2581, which SentencePiece takes
-// for a space, it may not.
+// Whether a text may be cut before the space at `at`: it must follow a word, and something must follow it. Not after U+2581, which
+// SentencePiece treats as a space.
 bool may_cut(std::string_view text, size_t at) {
   return at > 0 && at + 1 < text.size() && text[at - 1] != ' ' && text[at - 1] != kSpace.back();
 }
 
-// What a model says about itself and the library does not tell: read from the file, which is a protocol buffer.
+// Properties of a model that the library does not expose: read from the file, which is a protocol buffer.
 struct ModelTraits {
   bool bpe = false;            // trainer_spec.model_type
   bool suffix = false;         // trainer_spec.treat_whitespace_as_suffix
-  bool rules = false;          // normalizer_spec.precompiled_charsmap: characters are changed before they are looked up
+  bool rules = false;          // normalizer_spec.precompiled_charsmap: characters are replaced before the lookup
   bool dummy_prefix = true;    // normalizer_spec.add_dummy_prefix
   bool one_space = true;       // normalizer_spec.remove_extra_whitespaces
   bool escapes = true;         // normalizer_spec.escape_whitespaces
   bool byte_fallback = false;  // trainer_spec.byte_fallback
-  bool odd_pieces = false;     // pieces that the user defined or that are not to be used
+  bool odd_pieces = false;     // there are user-defined or unused pieces
 };
 
-// Fields of a message in the wire format. Unknown ones are passed over; the library has checked the file already, so that anything
-// odd just ends the walk.
+// Iterates over the fields of a message in protobuf wire format. The library has already validated the file, so a malformed field just ends
+// the iteration.
 class Fields {
  public:
   explicit Fields(std::string_view bytes) : bytes_(bytes) {}
@@ -60,6 +62,7 @@ class Fields {
     }
   }
 
+  // The current field: its number, and its value (varint) or bytes.
   uint64_t number = 0, value = 0;
   std::string_view text;
 
@@ -150,7 +153,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::optional<int64_t> bos() const override { return mark(processor_.bos_id()); }
   std::optional<int64_t> eos() const override { return mark(processor_.eos_id()); }
 
-  // SentencePiece puts a space before the first word when it encodes; it goes again here.
+  // SentencePiece adds a space before the first word when it encodes; it is removed here.
   std::string decode(std::span<const int64_t> ids) const override {
     std::string text;
     for (const int64_t id : ids) text += piece(id);
@@ -162,8 +165,8 @@ class SentencePieceTokenizer final : public Tokenizer {
  private:
   static std::optional<int64_t> mark(int id) { return id >= 0 ? std::optional<int64_t>(id) : std::nullopt; }
 
-  // Pairs are merged in the order of their scores, so that words which no piece spans do not touch one another: a text is its words,
-  // each encoded alone. The space before a word is the one that SentencePiece puts there by itself.
+  // Whether words can be encoded independently: BPE merges pairs of neighbours, so symbols of two words never interact if no piece spans
+  // both. The space before a word is the one that SentencePiece adds to every text.
   bool no_piece_crosses_words() const {
     for (int id = 0; id < processor_.GetPieceSize(); ++id) {
       const std::string& piece = processor_.IdToPiece(id);
@@ -191,7 +194,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     if (!by_words_) return append_whole(text, ids);
     size_t begin = 0;
     while (begin < text.size()) {
-      size_t end = begin + 1;  // a word begins without the space that SentencePiece will put there
+      size_t end = begin + 1;  // a word starts without its space, which the encoder adds
       for (;; ++end) {
         end = std::min(text.find(' ', end), text.size());
         if (end == text.size() || may_cut(text, end)) break;
@@ -215,6 +218,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     ids.insert(ids.end(), entry.ids, entry.ids + entry.count);
   }
 
+  // Encodes a word that is not in the cache.
   void append_new(std::string_view word, std::vector<uint32_t>& ids) const {
     char spelled[WordBpe::kMostBytes];
     size_t size = 0;
@@ -256,12 +260,12 @@ class SentencePieceTokenizer final : public Tokenizer {
   sentencepiece::SentencePieceProcessor processor_;
   uint64_t hash_ = 0;
   std::vector<std::string> pieces_;
-  bool prefix_ = false;    // a space is put before every text
-  bool by_words_ = false;  // a text may be encoded word by word
+  bool prefix_ = false;    // the model adds a space before every text
+  bool by_words_ = false;  // texts are encoded word by word
   std::optional<WordBpe> words_;
 };
 
-constexpr size_t kPlaces = 1 << 17;  // 8 MiB
+constexpr size_t kPlaces = 1 << 17;  // entries; 8 MiB
 
 }  // namespace
 
@@ -270,7 +274,7 @@ WordCache::WordCache() : entries_(kPlaces) {}
 WordCache::Place WordCache::place(std::string_view word) {
   char bytes[24] = {};
   std::memcpy(bytes, word.data(), word.size());
-  bytes[23] = static_cast<char>(word.size() + 1);  // an unused place is all zeros
+  bytes[23] = static_cast<char>(word.size() + 1);  // an empty entry is all zeros
   uint64_t key[3];
   std::memcpy(key, bytes, sizeof(key));
   uint64_t hash = (key[0] ^ 0x6A09E667F3BCC909) * 0x9E3779B97F4A7C15;

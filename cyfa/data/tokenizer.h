@@ -1,4 +1,4 @@
-// Text to tokens and back.
+// Tokenizers: bytes, and SentencePiece models. Used by `cyfa prepare`, training and text generation.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace cyfa {
 
-// Words that were encoded before, for one thread. Its size is fixed: a word replaces another that falls on the same place.
+// A direct-mapped cache of encoded words, for one thread. Its size is fixed: a word replaces another that maps to the same entry.
 class WordCache {
  public:
   static constexpr size_t kMostBytes = 23, kMostIds = 9;
@@ -22,11 +22,11 @@ class WordCache {
   WordCache();
 
   struct Entry {
-    uint64_t key[3];  // the word, zeros, its length + 1 in the last byte
+    uint64_t key[3];  // the word, padded with zeros, with its length + 1 in the last byte
     uint32_t count;
     uint32_t ids[kMostIds];
   };
-  // The place of a word of at most kMostBytes. Where it holds another word, key is changed to this one, count to 0, and found is false.
+  // The entry of a word of at most kMostBytes. If it holds another word, the key is replaced, count becomes 0 and found is false.
   struct Place {
     Entry& entry;
     bool found;
@@ -37,30 +37,32 @@ class WordCache {
   std::vector<Entry> entries_;
 };
 
+// Converts text to token ids and back. Thread-safe.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  virtual std::string name() const = 0;  // "bytes", or the file it was read from
+  virtual std::string name() const = 0;  // "bytes", or the path of its file
   virtual int64_t vocab_size() const = 0;
-  virtual uint64_t hash() const = 0;  // of what defines it
+  virtual uint64_t hash() const = 0;  // of everything that defines the tokenizer
 
-  // Without begin or end marks, whatever the text says. Any bytes are taken; a tokenizer of characters reads U+FFFD for those that are
-  // none.
+  // The tokens of a text, without BOS and EOS. Names of special tokens in the text are not recognised. Any bytes are accepted; a character
+  // tokenizer treats invalid UTF-8 as U+FFFD.
   virtual std::vector<int64_t> encode(std::string_view text) const = 0;
-  // The same for long texts and many of them: adds to `ids`. A text that `continues` another goes on where cut_text() cut the two.
+  // The same for many and long texts: appends to `ids`. `continues`: the text follows another one from which cut_text() separated it.
   virtual void append(std::string_view text, bool continues, WordCache& cache, std::vector<uint32_t>& ids) const;
-  // Marks that begin and end a text, where there are such.
+  // Ids of the tokens that begin and end a text (BOS, EOS), if there are any.
   virtual std::optional<int64_t> bos() const { return std::nullopt; }
   virtual std::optional<int64_t> eos() const { return std::nullopt; }
 
+  // The text of the tokens; BOS and EOS have none.
   virtual std::string decode(std::span<const int64_t> ids) const = 0;
 
-  // The bytes that a token adds to a text that is already there; none for marks and for ids beyond the vocabulary.
+  // The bytes that a token adds to an existing text; empty for BOS, EOS and ids beyond the vocabulary.
   virtual std::string piece(int64_t id) const = 0;
 };
 
-// 256 bytes as tokens 0 .. 255, then the marks that begin and end a text. Needs no file, and gives back any bytes.
+// Tokens 0 .. 255 are the bytes, followed by BOS and EOS. Needs no file and reproduces any bytes.
 class ByteTokenizer final : public Tokenizer {
  public:
   static constexpr int64_t kBegin = 256, kEnd = 257, kVocabulary = 258;
@@ -76,18 +78,18 @@ class ByteTokenizer final : public Tokenizer {
   std::string piece(int64_t id) const override;
 };
 
-// Where to cut a text that is encoded in parts: before the last spaces that follow a word; where there are none, after the last whole
-// character. More than 0 for every text that is not empty.
+// Where to cut a text that is encoded in parts: before the last space that follows a word, or, if there is none, after the last complete
+// character. Positive for every text that is not empty.
 size_t cut_text(std::string_view text);
 
-// "bytes", or the path of a SentencePiece model. Throws io::FileError.
+// name: "bytes", or the path of a SentencePiece model. Throws io::FileError.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name);
 
-// The tokenizer of a checkpoint: its tokenizer.model, or "bytes" where its config says "tokenizer": "bytes". Throws io::FileError that
-// says what was looked for, and for a tokenizer with more tokens than the model.
+// The tokenizer of a checkpoint: its tokenizer.model, or "bytes" if its config says "tokenizer": "bytes". Throws io::FileError if there is
+// neither, and if the tokenizer has more tokens than the model.
 std::unique_ptr<Tokenizer> checkpoint_tokenizer(const std::filesystem::path& folder, const ModelConfig& config);
 
-// Throws io::FileError if the tokenizer knows tokens that the model does not.
+// Throws io::FileError if the tokenizer has more tokens than the model.
 void check_vocabulary(const Tokenizer& tokenizer, const ModelConfig& config);
 
 }  // namespace cyfa

@@ -1,3 +1,4 @@
+// See utf8.h.
 #include "cyfa/data/utf8.h"
 
 #include <cstdint>
@@ -7,12 +8,12 @@ namespace cyfa {
 namespace {
 
 struct Scan {
-  size_t length;    // bytes looked at: the character, or the part of one that is there
-  bool valid;       // a whole character
-  bool incomplete;  // the text ended inside what could become one
+  size_t length;    // bytes examined: a character, or the available part of one
+  bool valid;       // a complete character
+  bool incomplete;  // the text ended inside a sequence that could become a character
 };
 
-// The character that begins at bytes[0], by the table of well-formed sequences of the Unicode standard (3.9, table 3-7).
+// Examines the character at bytes[0], by the table of well-formed sequences in the Unicode standard (section 3.9, table 3-7).
 Scan scan(std::string_view bytes) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(bytes[i]); };
   const uint8_t first = byte(0);
@@ -39,7 +40,7 @@ Scan scan(std::string_view bytes) {
 }  // namespace
 
 size_t whole_characters(std::string_view bytes) {
-  const size_t tail = bytes.size() < 3 ? bytes.size() : 3;  // an unfinished character has at most three bytes
+  const size_t tail = bytes.size() < 3 ? bytes.size() : 3;  // an incomplete character has at most three bytes
   for (size_t back = tail; back >= 1; --back) {
     const size_t begin = bytes.size() - back;
     const Scan s = scan(bytes.substr(begin));

@@ -1,3 +1,4 @@
+// See word_bpe.h.
 #include "cyfa/data/word_bpe.h"
 
 #include <algorithm>
@@ -49,7 +50,7 @@ uint32_t WordBpe::find(std::string_view text) const {
 }
 
 void WordBpe::append(std::string_view word, std::vector<uint32_t>& ids) const {
-  // Symbol i is word[begin[i] .. begin[i + 1]); both[i] is the piece that it makes with the next one.
+  // Symbol i is word[begin[i] .. begin[i + 1]). both[i] is the piece formed by symbols i and i + 1, or kNone.
   uint8_t begin[kMostBytes + 1];
   uint32_t both[kMostBytes];
   size_t count = 0;

@@ -1,3 +1,4 @@
+// See atomic_file.h.
 #include "cyfa/io/atomic_file.h"
 
 #include <fcntl.h>
@@ -16,7 +17,7 @@ namespace cyfa::io {
 namespace {
 
 constexpr int kNameAttempts = 100;
-// Linux writes at most 2^31 - 4096 bytes a call.
+// Linux writes at most 2^31 - 4096 bytes per call.
 constexpr size_t kWriteStep = size_t{1} << 30;
 
 std::filesystem::path folder_of(const std::filesystem::path& path) {
@@ -24,7 +25,7 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return parent.empty() ? std::filesystem::path(".") : parent;
 }
 
-// Makes the rename itself durable. Some file systems cannot sync a folder and say EINVAL: the file is in place all the same.
+// Makes the rename durable. Some file systems cannot sync a folder and return EINVAL or ENOTSUP; the file is in place anyway.
 void sync_folder(const std::filesystem::path& path) {
   const int fd = ::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) {
@@ -43,7 +44,7 @@ AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
   if (!path.has_filename()) {
     throw FileError(path, "names a folder; wanted the name of a file to write");
   }
-  // Not mkstemp: its mode is 0600 whatever the umask says, and the result would keep it.
+  // Not mkstemp: it creates files with mode 0600 regardless of the umask, and the final file would keep that mode.
   std::random_device entropy;
   int error = EEXIST;
   for (int attempt = 0; attempt < kNameAttempts && error == EEXIST; ++attempt) {

@@ -1,4 +1,5 @@
-// A file that appears whole or not at all.
+// Atomic replacement of a file: readers see the old contents or the complete new ones. Used for tensors,
+// pictures, token folders, checkpoints.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +8,9 @@
 
 namespace cyfa::io {
 
-// Writes to a temporary file in the folder of `path`; commit() flushes it to the disk and renames it over `path`. Until then,
-// and after any failure, what stood at `path` is untouched. Without a commit() the destructor removes the temporary file.
-// Every failure, a full disk included, throws FileError.
+// Writes to a temporary file in the folder of `path`. commit() flushes it to disk and renames it to `path`. Until then, and after any
+// failure, an existing file at `path` is unchanged. Without commit() the destructor removes the temporary file. Every failure, including a
+// full disk, throws FileError.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path);
@@ -17,12 +18,14 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile();
 
+  // Appends bytes.
   void write(std::span<const std::byte> bytes);
+  // Replaces `path`. Call once; write() must not follow.
   void commit();
 
  private:
   std::filesystem::path path_;
-  std::filesystem::path temporary_;  // empty once renamed
+  std::filesystem::path temporary_;  // empty after the rename
   int fd_ = -1;
 };
 

@@ -1,4 +1,4 @@
-// Both scales are paths through Oklab (Ottosson 2020), in which equal steps look about equally large.
+// The colour scales of colormap.h: paths through Oklab (Ottosson 2020), a colour space in which equal steps look about equally large.
 #include "cyfa/io/colormap.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ Color from_oklch(double lightness, double chroma, double hue_degrees) {
 
 double mix(double from, double to, double t) { return from + (to - from) * t; }
 
-// The chroma of both scales stays within what sRGB can show, so that no channel is clipped and no edge appears.
+// The chroma stays within the sRGB gamut, so that no channel is clipped and no artificial edge appears.
 Color sequential(double t) { return from_oklch(mix(0.18, 0.94, t), 0.085 + 0.09 * t * t * t, mix(315, 108, t)); }
 
 Color diverging(double t) {

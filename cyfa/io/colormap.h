@@ -1,4 +1,4 @@
-// Colours for numbers: lightness, which the eye ranks best, follows the value.
+// Colour scales for heat maps: lightness, which the eye ranks best, follows the value.
 #pragma once
 
 #include "cyfa/io/png.h"
@@ -6,11 +6,11 @@
 namespace cyfa::io {
 
 enum class ColorScale {
-  kSequential,  // dark violet at 0 through green to light yellow at 1
-  kDiverging,   // blue at 0, near white at 1/2, red at 1: for signed values
+  kSequential,  // dark violet at 0, through green, to light yellow at 1
+  kDiverging,   // blue at 0, near white at 1/2, red at 1; for signed values
 };
 
-// `position` is clamped to 0 .. 1; NaN is a grey that neither scale has.
+// The colour at `position`, clamped to 0 .. 1. NaN gives a grey that occurs in neither scale.
 Color color_at(ColorScale scale, double position);
 
 }  // namespace cyfa::io

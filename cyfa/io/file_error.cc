@@ -1,3 +1,4 @@
+// See file_error.h.
 #include "cyfa/io/file_error.h"
 
 #include <cstddef>

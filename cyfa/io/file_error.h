@@ -1,4 +1,5 @@
-// The one exception of cyfa/io: a file that cannot be read or written, or whose contents are wrong.
+// The exception for files that cannot be read or written or have invalid contents, and helpers for its messages. Thrown by cyfa/io, data,
+// model, decode and train.
 #pragma once
 
 #include <filesystem>
@@ -19,11 +20,11 @@ class FileError : public std::runtime_error {
   std::filesystem::path path_;
 };
 
-// "<action> failed: <text of errno>"; `error` is errno as the failed call left it.
+// A FileError with the message "<action> failed: <description of error>". `error` is the errno of the failed call.
 FileError system_error(const std::filesystem::path& path, std::string_view action, int error);
 
-// Text from a file, fit for an error message: in quotes, at most 80 bytes, with everything but printable ASCII as \xNN, so
-// that a crafted name can neither flood a log nor steer a terminal.
+// Text from a file in a form that is safe for error messages: quoted, at most 80 bytes, everything but printable ASCII as \xNN. A crafted
+// name can thus neither flood a log nor send escape sequences to a terminal.
 std::string printable(std::string_view text);
 
 }  // namespace cyfa::io

@@ -1,3 +1,4 @@
+// See font.h.
 #include "cyfa/io/font.h"
 
 #include <array>
@@ -12,7 +13,7 @@ constexpr int kGlyphsPerBand = 16;
 constexpr uint8_t kFirst = 0x20;
 constexpr uint8_t kMissing = 0x7f;
 
-// Six bands of sixteen glyphs in the order of ASCII, from the space on; the last glyph stands for whatever the font lacks.
+// Six bands of sixteen glyphs in ASCII order, starting with the space. The last glyph is drawn for characters that the font lacks.
 constexpr std::array<std::array<std::string_view, kGlyphHeight>, 6> kSheet = {
     {{"..... ..#.. .#.#. .#.#. ..#.. ##..# .##.. ..#.. ...#. .#... ..... ..... ..... ..... ..... ....#",
       "..... ..#.. .#.#. .#.#. .#### ##..# #..#. ..#.. ..#.. ..#.. ..#.. ..#.. ..... ..... ..... ....#",
@@ -64,10 +65,10 @@ bool ink(uint8_t character, int x, int y) {
   return row[static_cast<size_t>(glyph % kGlyphsPerBand * kAdvance + x)] == '#';
 }
 
-// A byte that continues a code point of UTF-8 begun before it.
+// Whether c is a continuation byte of UTF-8.
 bool continues(char c) { return (static_cast<uint8_t>(c) & 0xc0) == 0x80; }
 
-// Calls plot(x, y) for every inked pixel of the font's own grid, from the top left of the text.
+// Calls plot(x, y) for every inked pixel, in font pixels from the top left corner of the text.
 template <class Plot>
 void for_each_pixel(std::string_view text, Plot plot) {
   int left = 0;

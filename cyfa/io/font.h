@@ -1,4 +1,4 @@
-// A built-in bitmap font of 5 x 7 pixels for labels: printable ASCII.
+// A built-in bitmap font of 5 x 7 pixels with printable ASCII, for the labels of heatmap.cc.
 #pragma once
 
 #include <string_view>
@@ -10,12 +10,12 @@ namespace cyfa::io {
 inline constexpr int kGlyphWidth = 5;
 inline constexpr int kGlyphHeight = 7;
 
-// Width in pixels of one line; its height is kGlyphHeight * scale. A code point of UTF-8 that the font lacks is a box.
+// Width in pixels of one line of text; its height is kGlyphHeight * scale. A UTF-8 code point that the font lacks is drawn as a box.
 int text_width(std::string_view text, int scale = 1);
 
-// (x, y) is the top left corner of the text.
+// Draws text on the image; (x, y) is its top left corner.
 void draw_text(Image& image, int x, int y, std::string_view text, Color color, int scale = 1);
-// Turned to run upwards; (x, y) is the bottom left corner, where the text begins.
+// Draws text rotated to run upwards; (x, y) is its bottom left corner, where the text begins.
 void draw_text_upward(Image& image, int x, int y, std::string_view text, Color color, int scale = 1);
 
 }  // namespace cyfa::io

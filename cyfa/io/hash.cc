@@ -1,3 +1,4 @@
+// See hash.h. Stored hashes (of token folders, saved states) depend on this function: it must not change.
 #include "cyfa/io/hash.h"
 
 #include <bit>
@@ -6,7 +7,7 @@
 namespace cyfa::io {
 namespace {
 
-// Odd constants without pattern (fractional digits of square roots of primes).
+// Odd constants without structure (fractional digits of square roots of primes).
 constexpr uint64_t kA = 0x6A09E667F3BCC909, kB = 0xBB67AE8584CAA73B, kC = 0x3C6EF372FE94F82B, kD = 0xA54FF53A5F1D36F1;
 
 uint64_t word_at(const std::byte* from) {
@@ -17,7 +18,7 @@ uint64_t word_at(const std::byte* from) {
 
 uint64_t mixed(uint64_t state, uint64_t word) { return std::rotl((state ^ word) * kA, 29) * kB; }
 
-// Every bit of the result depends on every bit of x.
+// Final mixing: every bit of the result depends on every bit of x.
 uint64_t finished(uint64_t x) {
   x ^= x >> 32;
   x *= kC;
@@ -29,7 +30,7 @@ uint64_t finished(uint64_t x) {
 }  // namespace
 
 uint64_t hash64(std::span<const std::byte> bytes, uint64_t seed) {
-  // Four lanes, so that a multiplication need not wait for the one before it.
+  // Four independent lanes, so that multiplications overlap.
   uint64_t lane[4] = {seed ^ kA, seed ^ kB, seed ^ kC, seed ^ kD};
   const std::byte* at = bytes.data();
   size_t left = bytes.size();

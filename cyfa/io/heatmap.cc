@@ -1,3 +1,4 @@
+// See heatmap.h: averaging and ranges, pictures (Panel), text (TextRenderer), properties of the terminal.
 #include "cyfa/io/heatmap.h"
 
 #include <sys/ioctl.h>
@@ -19,17 +20,18 @@ namespace {
 
 constexpr Color kInk = {40, 40, 40};
 constexpr Color kFrame = {150, 150, 150};
-// A plot of fewer pixels would have no room for the numbers of its colour bar.
+// In lines of text: a smaller plot would have no room for the numbers of its colour bar.
 constexpr int kLeastPlotLines = 4;
 constexpr int64_t kLargestIndex = 1'000'000'000'000'000;
 constexpr int kLeastTextWidth = 40;
 constexpr int kMostTextCells = 10000;
 
+// The value range of a colour scale.
 struct Range {
   double low = 0;
   double high = 1;
 
-  // 0 .. 1 on the scale. Halves, because high - low may overflow.
+  // Position of a value on the scale, 0 .. 1. Computed with halves because high - low may overflow.
   double position(double value) const {
     if (std::isnan(value)) {
       return value;
@@ -65,20 +67,20 @@ void check_limit(const char* name, int value, int least, int most) {
   }
 }
 
-// An axis cut into equal blocks, the last of which may be smaller: the fewest indices to a cell that give at most `most` cells.
+// An axis divided into blocks of equal size (the last may be smaller), one per cell: the smallest size that gives at most `most` cells.
 struct Blocks {
   Blocks(int64_t extent_indices, int most) : extent(extent_indices), size(std::max<int64_t>(1, (extent - 1) / most + 1)) {}
 
   int count() const { return extent == 0 ? 0 : static_cast<int>((extent - 1) / size + 1); }
   int64_t begin(int cell) const { return std::min(extent, cell * size); }
-  // The index's middle as a share of the drawn axis, whose cells are all of one size.
+  // The middle of an index as a fraction of the drawn axis, on which all cells have the same size.
   double middle_of(int64_t index) const { return (static_cast<double>(index) + 0.5) / (static_cast<double>(size) * count()); }
 
   int64_t extent;
   int64_t size;
 };
 
-// What is drawn: at most as many cells as there is room for.
+// The matrix as drawn, averaged to the available number of cells.
 struct Grid {
   Blocks row_blocks;
   Blocks column_blocks;
@@ -91,7 +93,7 @@ struct Grid {
   }
 };
 
-// The mean of what is a number.
+// The mean of the block, without NaN values.
 double block_mean(const Heatmap& map, int64_t row, int64_t row_end, int64_t column_begin, int64_t column_end) {
   double sum = 0;
   int64_t count = 0;
@@ -175,7 +177,7 @@ struct Tick {
   std::string text;
 };
 
-// Round numbers of an axis of `extent` indices, first of which is `first`, at least `step_indices` apart.
+// Ticks at round numbers for an axis of `extent` indices that starts at `first`, at least `step_indices` apart.
 std::vector<Tick> axis_ticks(int64_t first, int64_t extent, double step_indices) {
   std::vector<Tick> ticks;
   const int64_t step = nice_step(step_indices);
@@ -190,7 +192,7 @@ int widest_number(int64_t first, int64_t extent) {
   return static_cast<int>(std::max(std::to_string(first).size(), std::to_string(first + std::max<int64_t>(extent - 1, 0)).size()));
 }
 
-// The longest beginning of the text, in code points, whose width is within the limit.
+// The longest prefix of the text, in whole code points, that is at most `limit` pixels wide.
 std::string fit(const std::string& text, int limit, int scale) {
   std::string result = text;
   while (!result.empty() && text_width(result, scale) > limit) {
@@ -204,7 +206,7 @@ std::string fit(const std::string& text, int limit, int scale) {
   return result;
 }
 
-// One panel's geometry in pixels, its own top left corner being (0, 0).
+// One panel of a picture. Coordinates are pixels relative to the panel's top left corner.
 class Panel {
  public:
   Panel(const Heatmap& map, const PictureStyle& style)
@@ -218,7 +220,7 @@ class Panel {
 
   int row_numbers_width() const { return widest_number(map_.first_row, map_.rows) * glyph(); }
 
-  // The plot's left edge, when the row numbers of all panels need `numbers_width`.
+  // Left edge of the plot, if the row numbers of all panels need `numbers_width` pixels.
   int left(int numbers_width) const { return pad() + line() + pad() + numbers_width + tick(); }
   int top() const { return pad() + line() + pad(); }
   int width(int numbers_width) const {
@@ -256,7 +258,7 @@ class Panel {
     return std::max(cells * cell, least);
   }
 
-  // Cells share the plot evenly; a boundary falls on the nearest pixel to its left.
+  // Cells divide the plot evenly; boundaries are rounded down to whole pixels.
   static int cell_begin(int cell, int cells, int extent) { return static_cast<int>(int64_t{cell} * extent / cells); }
 
   void draw_cells(Image& image, int x, int y) const {
@@ -323,7 +325,7 @@ class Panel {
   int plot_height_;
 };
 
-// The nearest of the 6 x 6 x 6 colours and the 24 greys of a 256-colour terminal.
+// The nearest of the 6 x 6 x 6 colours and 24 greys of a 256-colour terminal.
 int ansi256(Color color) {
   constexpr std::array<int, 6> kLevels = {0, 95, 135, 175, 215, 255};
   const auto nearest_level = [&](int value) {
@@ -349,7 +351,7 @@ int ansi256(Color color) {
   return 16 + 36 * cube[0] + 6 * cube[1] + cube[2];
 }
 
-// Writes cells in colour, with an escape sequence only where a colour changes.
+// Writes coloured cells, with an escape sequence only where a colour changes.
 class ColoredLine {
  public:
   ColoredLine(std::string& out, TextColor mode) : out_(out), mode_(mode) {}
@@ -390,6 +392,7 @@ class ColoredLine {
   std::optional<Color> background_;
 };
 
+// Characters for five magnitudes.
 using Ramp = std::array<std::string_view, 5>;
 constexpr Ramp kBlocks = {" ", "░", "▒", "▓", "█"};
 constexpr Ramp kBlocksNegative = {" ", ".", "o", "O", "@"};
@@ -405,7 +408,7 @@ class TextRenderer {
         numbers_width_(widest_number(map.first_row, map.rows)),
         grid_(averaged(map, style.height * rows_per_line_, std::max(style.width - numbers_width_ - 2, 1))),
         range_(range_of(map, grid_)) {
-    // Without half blocks a cell is twice as high as wide: two characters make it square, where there is room.
+    // Without half blocks a character cell is twice as high as wide: use two characters per cell if there is room.
     const int room = style.width - numbers_width_ - 2;
     cell_width_ = rows_per_line_ == 1 && grid_.columns * 2 <= room ? 2 : 1;
   }
@@ -444,7 +447,7 @@ class TextRenderer {
     return ramp[std::min<size_t>(level, 4)];
   }
 
-  // One line of text, cut at the width; nothing for an empty one.
+  // Appends one line of text, cut at the width; nothing if the text is empty.
   void append_words(const std::string& text) {
     int width = 0;
     for (size_t i = 0; i < text.size(); ++i) {
@@ -453,7 +456,7 @@ class TextRenderer {
       if (!continues && ++width > style_.width) {
         break;
       }
-      // U+0080 .. U+009F are control characters too: C2 80 .. C2 9F.
+      // C2 80 .. C2 9F encode U+0080 .. U+009F, which are control characters too.
       const bool upper_control = byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
       if (byte < 0x20 || byte == 0x7f || upper_control || (byte >= 0x80 && !continues && !style_.unicode)) {
         out_ += '?';
@@ -468,7 +471,7 @@ class TextRenderer {
   }
 
   void append_cells(int row) {
-    // Every fourth line is numbered.
+    // Only every fourth line has a number.
     const bool numbered = row / rows_per_line_ % 4 == 0;
     const std::string text = numbered ? std::to_string(map_.first_row + grid_.row_blocks.begin(row)) : "";
     out_.append(static_cast<size_t>(numbers_width_) - text.size(), ' ');
@@ -492,7 +495,7 @@ class TextRenderer {
     out_ += '\n';
   }
 
-  // Numbers stand with their first digit under the cell that holds them.
+  // The first digit of a number is below the cell that contains its index.
   void append_column_numbers() {
     const auto spacing = static_cast<double>(widest_number(map_.first_column, map_.columns) + 3);
     const double characters = static_cast<double>(grid_.columns) * cell_width_;
@@ -547,7 +550,7 @@ TextColor terminal_color(int fd) {
   return kind == "truecolor" || kind == "24bit" ? TextColor::kTrueColor : TextColor::kAnsi256;
 }
 
-// Only a locale that says otherwise speaks against UTF-8.
+// UTF-8 is assumed unless the locale names another encoding.
 bool terminal_unicode() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     const std::string_view value = environment(name);
@@ -604,7 +607,7 @@ TextStyle terminal_style(int fd) {
     style.width = std::clamp<int>(size.ws_col, kLeastTextWidth, kMostTextCells);
   }
   if (size.ws_row > 0) {
-    // The title, the axis, the labels, the legend and the next prompt stay on the screen too.
+    // Leaves room for the title, the axis, the labels, the legend and the next prompt.
     style.height = std::clamp<int>(size.ws_row - 5, 4, kMostTextCells);
   }
   style.color = terminal_color(fd);

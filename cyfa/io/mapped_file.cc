@@ -1,3 +1,4 @@
+// See mapped_file.h.
 #include "cyfa/io/mapped_file.h"
 
 #include <fcntl.h>
@@ -15,6 +16,7 @@
 namespace cyfa::io {
 namespace {
 
+// Closes a file descriptor on destruction.
 struct Descriptor {
   explicit Descriptor(int value) : fd(value) {}
   Descriptor(const Descriptor&) = delete;
@@ -30,7 +32,7 @@ struct Descriptor {
 }  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path) {
-  // O_NONBLOCK: opening a named pipe must fail below, not wait for a writer.
+  // O_NONBLOCK: opening a named pipe fails below instead of waiting for a writer.
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.fd < 0) {
     throw system_error(path, "open", errno);

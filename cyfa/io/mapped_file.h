@@ -1,4 +1,4 @@
-// A whole regular file, mapped read-only.
+// A regular file mapped read-only. Used for safetensors, token shards and tokenizer models.
 #pragma once
 
 #include <cstddef>
@@ -7,12 +7,12 @@
 
 namespace cyfa::io {
 
-// Owns the mapping. Spans of bytes() stay valid when the object is moved, and end with the object that owns it last. The
-// file must not shrink meanwhile: reading past its new end is a bus error.
+// Owns the mapping. Spans of bytes() stay valid when the object is moved, and end with the final owner. The file must not shrink in the
+// meantime: reading past its new end raises SIGBUS.
 class MappedFile {
  public:
   MappedFile() = default;
-  // Throws FileError when the file is missing, unreadable or not a regular file. An empty file gives no bytes.
+  // Throws FileError if the file is missing, unreadable or not a regular file. An empty file gives an empty span.
   explicit MappedFile(const std::filesystem::path& path);
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
@@ -22,8 +22,8 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
 
-  // Hints to the system; the bytes stay valid. read_all: bring the whole file into memory now. forget: `part` of bytes() will not be read
-  // again soon, and its memory may go.
+  // Hints to the operating system; bytes() stays valid. read_all: load the whole file into memory now. forget: `part` of bytes() will not
+  // be read again soon and its pages may be dropped.
   void read_all() const;
   void forget(std::span<const std::byte> part) const;
 

@@ -1,3 +1,4 @@
+// See png.h.
 #include "cyfa/io/png.h"
 
 #include <zlib.h>
@@ -16,7 +17,7 @@ namespace {
 
 constexpr int kLongestSide = 32768;
 constexpr size_t kPixelBytes = 3;
-// A chunk may have up to 2^31 - 1 bytes; readers like them smaller.
+// PNG allows chunks of up to 2^31 - 1 bytes; many readers prefer smaller ones.
 constexpr size_t kDataChunk = size_t{1} << 20;
 
 std::string size_text(int width, int height) { return std::to_string(width) + " x " + std::to_string(height); }
@@ -27,7 +28,7 @@ void append_big_endian(std::vector<std::byte>& out, uint32_t value) {
   }
 }
 
-// Length, type, data, CRC of type and data.
+// A PNG chunk: length, type, data, and the CRC of type and data.
 void append_chunk(std::vector<std::byte>& out, std::string_view type, std::span<const std::byte> data) {
   append_big_endian(out, static_cast<uint32_t>(data.size()));
   const size_t begin = out.size();
@@ -38,7 +39,7 @@ void append_chunk(std::vector<std::byte>& out, std::string_view type, std::span<
   append_big_endian(out, static_cast<uint32_t>(::crc32(0, covered, static_cast<uInt>(out.size() - begin))));
 }
 
-// Every row behind the number of its filter: 0, none, which suits flat areas of few colours.
+// The rows, each preceded by its filter type, compressed. Filter 0 (none) suits flat areas of few colours.
 std::vector<std::byte> compressed_rows(const Image& image) {
   const size_t row_bytes = static_cast<size_t>(image.width) * kPixelBytes;
   std::vector<uint8_t> raw;
@@ -129,7 +130,7 @@ std::vector<std::byte> encode_png(const Image& image) {
   std::vector<std::byte> header;
   append_big_endian(header, static_cast<uint32_t>(image.width));
   append_big_endian(header, static_cast<uint32_t>(image.height));
-  // 8 bits a sample, RGB, deflate, the standard filters, not interlaced.
+  // 8 bits per sample, RGB, deflate, standard filters, not interlaced.
   for (const uint8_t value : {8, 2, 0, 0, 0}) {
     header.push_back(std::byte{value});
   }

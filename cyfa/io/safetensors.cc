@@ -1,3 +1,4 @@
+// See safetensors.h.
 #include "cyfa/io/safetensors.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@ using Json = nlohmann::json;
 
 constexpr size_t kLengthBytes = 8;
 constexpr uint64_t kLongestHeader = uint64_t{100} << 20;
-// Far above any model's; bounds what a crafted shape can make us store.
+// Far above any model's rank; bounds the memory that a crafted shape can take.
 constexpr size_t kHighestRank = 64;
 constexpr size_t kDataAlignment = 8;
 constexpr std::string_view kMetadataKey = "__metadata__";
@@ -55,8 +56,8 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-// Bytes of a tensor; none when a dimension is negative or the size overflows int64. The product skips zeros, so that the
-// verdict does not depend on the order of the dimensions and strides of an empty tensor cannot overflow either.
+// Bytes of a tensor; none if a dimension is negative or the size overflows int64. The product skips zeros, so that the result does not
+// depend on the order of the dimensions, and the strides of an empty tensor cannot overflow either.
 std::optional<uint64_t> tensor_bytes(DType dtype, const std::vector<int64_t>& shape) {
   constexpr auto kLargest = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   uint64_t bytes = dtype_size(dtype);
@@ -76,6 +77,7 @@ std::optional<uint64_t> tensor_bytes(DType dtype, const std::vector<int64_t>& sh
   return empty ? 0 : bytes;
 }
 
+// A tensor of the header. Offsets are relative to the data section.
 struct Entry {
   std::string name;
   DType dtype = DType::kF32;
@@ -84,9 +86,9 @@ struct Entry {
   uint64_t end = 0;
 };
 
-// Receives the events of nlohmann's SAX parser, which keeps no call stack of its own, and admits exactly the header's grammar:
+// Handler of nlohmann's SAX parser, which does not recurse. Accepts exactly the grammar of the header:
 //   {"__metadata__": {string: string, ...}, name: {"dtype": string, "shape": [unsigned, ...], "data_offsets": [begin, end]}, ...}
-// An event out of place throws FileError at once, so nesting can never go deeper than three.
+// An unexpected event throws FileError at once, so the nesting depth is at most three.
 class HeaderHandler {
  public:
   explicit HeaderHandler(const std::filesystem::path& path) : path_(path) {}
@@ -188,7 +190,7 @@ class HeaderHandler {
 
   // A number with a minus sign.
   bool number_integer(int64_t value) { unexpected("the signed number " + std::to_string(value)); }
-  // A number with a fraction or exponent, or an integer beyond 64 bits.
+  // A number with a fraction or an exponent, or an integer beyond 64 bits.
   bool number_float(double, const std::string& text) { unexpected("the number " + text.substr(0, 40)); }
   bool boolean(bool value) { unexpected(value ? "true" : "false"); }
   bool null() { unexpected("null"); }
@@ -309,7 +311,7 @@ uint64_t load_little_endian(std::span<const std::byte> bytes) {
   return value;
 }
 
-// The header's text, inside the file.
+// The header's text within the file.
 std::span<const std::byte> find_header(const std::filesystem::path& path, std::span<const std::byte> file) {
   if (file.size() < kLengthBytes) {
     throw FileError(path, "has " + std::to_string(file.size()) + " bytes; a safetensors file has at least 8");
@@ -325,7 +327,7 @@ std::span<const std::byte> find_header(const std::filesystem::path& path, std::s
   if (header.empty() || header[0] != std::byte{'{'}) {
     throw FileError(path, "the header does not begin with '{': not a safetensors file");
   }
-  // The parser takes a zero byte for the end of its input, and would not look at what follows.
+  // The parser treats a zero byte as the end of its input and would ignore what follows.
   const auto zero = std::find(header.begin(), header.end(), std::byte{0});
   if (zero != header.end()) {
     throw FileError(path, "the header is not valid JSON in UTF-8: zero byte at its byte " + std::to_string(zero - header.begin()));
@@ -333,7 +335,7 @@ std::span<const std::byte> find_header(const std::filesystem::path& path, std::s
   return header;
 }
 
-// Each tensor has the bytes its shape asks for, inside the data section.
+// Checks that each tensor lies in the data section and has the number of bytes that its shape and dtype need.
 void check_sizes(const std::filesystem::path& path, const std::vector<Entry>& entries, uint64_t data_size) {
   for (const Entry& entry : entries) {
     const auto fail = [&](const std::string& message) { throw FileError(path, "tensor " + printable(entry.name) + ": " + message); };
@@ -352,7 +354,7 @@ void check_sizes(const std::filesystem::path& path, const std::vector<Entry>& en
   }
 }
 
-// The tensors cover the data section from its first byte to its last, each byte once.
+// Checks that the tensors cover the whole data section, each byte exactly once.
 void check_coverage(const std::filesystem::path& path, const std::vector<Entry>& entries, uint64_t data_size) {
   std::vector<const Entry*> order;
   order.reserve(entries.size());

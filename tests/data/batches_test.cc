@@ -1,4 +1,4 @@
-// The order of batches: permutations, ranks, epochs, borders of documents.
+// The order of batches: permutations, ranks, epochs, document boundaries.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -27,7 +27,7 @@ TEST(Permutation, LooksDrawn) {
   const int64_t size = 10000;
   const Permutation one(size, 1), two(size, 2);
   int64_t fixed = 0, equal = 0, neighbours = 0;
-  double sum = 0;  // of products of deviations from the mean: no trend
+  double sum = 0;  // correlation of index and value: no trend
   for (int64_t i = 0; i < size; ++i) {
     fixed += one(i) == i;
     equal += one(i) == two(i);
@@ -44,7 +44,7 @@ TEST(Permutation, LooksDrawn) {
 
 class BatchesTest : public testing::Test {
  protected:
-  // 40 documents of 0 to 99 bytes with a mark before each, over a few shards.
+  // 40 documents of 0 to 99 bytes, with a BOS token before each, in several shards.
   void SetUp() override {
     std::string lines;
     for (int i = 0; i < 40; ++i)
@@ -96,7 +96,7 @@ TEST_F(BatchesTest, RanksAreDisjointAndTogetherComplete) {
       EXPECT_LT(each[0].windows() - static_cast<int64_t>(seen.size()), 2 * ranks);
     }
   }
-  // The ranks' rows together are those of one rank with all the rows.
+  // The rows of all ranks together are those of a single rank with as many rows.
   const Batches whole(*data_, {.T = 10, .B = 4, .seed = 7});
   const Batches first(*data_, {.T = 10, .B = 2, .seed = 7, .rank = 0, .ranks = 2}),
       second(*data_, {.T = 10, .B = 2, .seed = 7, .rank = 1, .ranks = 2});
@@ -112,7 +112,7 @@ TEST_F(BatchesTest, AnyStepIsAFunctionOfItsNumber) {
   const Batches other(again, options);
   for (int64_t step = 3 * batches.per_epoch() - 1; step >= 0; step -= 2)
     EXPECT_TRUE(other.at(step).ids.equal(ids[static_cast<size_t>(step)]));
-  // Every epoch has an order of its own, and every seed.
+  // Every epoch and every seed has its own order.
   EXPECT_NE(batches.rows(0), batches.rows(batches.per_epoch()));
   EXPECT_NE(batches.rows(0), Batches(*data_, {.T = 11, .B = 3, .seed = 6}).rows(0));
   EXPECT_EQ(batches.rows(int64_t{1} << 50).size(), 3U);

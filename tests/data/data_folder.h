@@ -1,4 +1,4 @@
-// Folders of tokens for the tests.
+// Helpers for tests of token folders.
 #pragma once
 
 #include <fstream>
@@ -20,7 +20,7 @@ inline std::string read_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Every file of a folder by its name.
+// The contents of a folder's files by name.
 inline std::map<std::string, std::string> contents(const std::filesystem::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) files[entry.path().filename().string()] = read_file(entry.path());

@@ -1,4 +1,4 @@
-// From text to tokens and back: formats, marks, threads, interrupted runs, damage.
+// From text to tokens and back: formats, BOS and EOS tokens, threads, interrupted runs, damaged inputs.
 #include <gtest/gtest.h>
 #include <zstd.h>
 
@@ -21,7 +21,7 @@ std::string compressed(const std::string& text) {
 
 std::string line(const std::string& text) { return Json{{"id", 1}, {"text", text}}.dump() + "\n"; }
 
-// The documents of a folder of bytes, with marks as <b> and <e>.
+// The documents of a folder of byte tokens, with BOS and EOS shown as <b> and <e>.
 std::vector<std::string> documents(const std::filesystem::path& folder) {
   const TokenData data = TokenData::open(folder);
   data.verify();
@@ -57,7 +57,7 @@ TEST(Prepare, AllFormatsInTheOrderOfTheirNames) {
   const Folder folder;
   write_file(folder / "in/b.txt", "second");
   write_file(folder / "in/a.jsonl", line("first") + "\n  \r\n" + line("f2\n\"x\" ü 🙂"));
-  write_file(folder / "in/c/x.jsonl.zst", compressed(line("third")) + compressed(line("fourth")));  // two frames
+  write_file(folder / "in/c/x.jsonl.zst", compressed(line("third")) + compressed(line("fourth")));  // two zstd frames
   write_file(folder / "in/d.txt.zst", compressed("fifth"));
   write_file(folder / "in/.hidden.txt", "no");
   write_file(folder / "in/README.md", "no");
@@ -89,7 +89,7 @@ TEST(Prepare, Marks) {
   EXPECT_HAS(error_of([&] { prepare(folder / "bad", folder / "in.jsonl", [](PrepareOptions& o) { o.bos = 258; }); }), "258 tokens");
 }
 
-// Lines of many lengths, some longer than a shard, a few bad.
+// Lines of many lengths, some longer than others by far; a few invalid ones if `bad`.
 std::string many_lines(int count, bool bad) {
   std::mt19937 random(3);
   std::string all;
@@ -125,11 +125,11 @@ TEST(Prepare, ThreadsAndCompressionDoNotMatter) {
   for (const auto& [name, bytes] : packed) EXPECT_EQ(one.at(name), bytes) << name;
 }
 
-// A run that is stopped by an exception after every shard in turn, and once in its middle, ends as one that was not.
+// A run that is interrupted by exceptions again and again gives the same result as an uninterrupted one.
 TEST(Prepare, InterruptedRuns) {
   const Folder folder;
   write_file(folder / "in/a.jsonl", many_lines(2000, true));
-  write_file(folder / "in/b.txt", many_lines(9000, false));  // a few pieces
+  write_file(folder / "in/b.txt", many_lines(9000, false));  // several pieces
   write_file(folder / "in/c.jsonl.zst", compressed(many_lines(1500, true)));
   const auto settings = [&](const std::filesystem::path& out) {
     PrepareOptions options;
@@ -145,7 +145,7 @@ TEST(Prepare, InterruptedRuns) {
   int64_t resumed = 0;
   for (int round = 0;; ++round) {
     Prepare again(settings(folder / "parts"));
-    int64_t left = round % 3 == 0 ? 40 : 65;  // damaged places until it stops
+    int64_t left = round % 3 == 0 ? 40 : 65;  // damaged inputs until it stops
     again.on_damage = [&](const std::string&) {
       if (--left == 0) throw Stop();
     };
@@ -262,7 +262,7 @@ TEST(Prepare, EmptyAndAbsent) {
   write_file(folder / "in.txt", "text");
   EXPECT_HAS(error_of([&] { prepare(folder / "folder/..", folder / "in.txt"); }), "holds other files");
   EXPECT_HAS(error_of([&] { prepare(folder / "in.doc", folder / "in.txt"); }), "in.doc");
-  // An empty document beside others is left out and counted.
+  // An empty document among others is skipped and counted.
   write_file(folder / "some/a.txt", "");
   write_file(folder / "some/b.txt", "b");
   EXPECT_EQ(prepare(folder / "out", folder / "some").manifest.losses, (DataLosses{0, 1, 0}));
@@ -323,7 +323,7 @@ TEST_F(DamagedData, ContentsOfTheRightSize) {
   change("shard-00001.tokens", [](std::string& bytes) { bytes[100] = static_cast<char>(bytes[100] ^ 1); });
   const TokenData data = TokenData::open(folder_ / "data");
   EXPECT_HAS(error_of([&] { data.verify(); }), "shard-00001.tokens: has the checksum");
-  change("shard-00001.tokens", [](std::string& bytes) { bytes[101] = 2; });  // 512 or more
+  change("shard-00001.tokens", [](std::string& bytes) { bytes[101] = 2; });  // a token of 512 or more
   EXPECT_HAS(error_of([&] { tokens_of(data); }), "shard-00001.tokens: token 50 is ");
   change("shard-00000.documents", [](std::string& bytes) { bytes[17] = '\x7F'; });
   EXPECT_HAS(error_of([&] { data.document_starts(0, data.tokens()); }), "shard-00000.documents: document ");
@@ -354,7 +354,7 @@ TEST_F(DamagedData, Manifests) {
   EXPECT_HAS(with([](auto& j) { j["tokenizer"]["name"] = "/other"; }), "tokenizer.name");
   EXPECT_HAS(with([](auto& j) { j["tokenizer"]["hash"] = "12"; }), "tokenizer.hash");
   EXPECT_HAS(with([](auto& j) { j["marks"]["begin"] = 258; }), "marks.begin");
-  // Cut and changed anywhere: an error or the same, never a crash.
+  // Truncated or changed anywhere, a manifest gives an error or the same data, never a crash.
   std::mt19937 random(8);
   for (int i = 0; i < 400; ++i) {
     std::string bad = good.substr(0, i % 2 == 0 ? random() % good.size() : good.size());
@@ -375,7 +375,7 @@ TEST_F(DamagedData, Ranges) {
   EXPECT_THROW(data.document_starts(5, 4), std::out_of_range);
   data.read(all, std::span(some).first(0));
   EXPECT_TRUE(data.document_starts(all, all).empty());
-  // Any part, over the borders of shards.
+  // Random ranges, across shard boundaries.
   const std::vector<int64_t> tokens = tokens_of(data), starts = data.document_starts(0, all);
   std::mt19937_64 random(9);
   for (int i = 0; i < 300; ++i) {
@@ -406,7 +406,7 @@ TEST(Checksums, InPiecesAsInOne) {
   EXPECT_NE(checksum(bytes), checksum({}));
 }
 
-// The judge is a general parser.
+// Compared with a general JSON parser.
 TEST(JsonTextTest, AgreesWithTheParser) {
   std::string buffer;
   const auto compare = [&](const std::string& text) {
@@ -443,7 +443,9 @@ TEST(JsonTextTest, AgreesWithTheParser) {
           text[at] = c;
         }
       }
-      if (text.find("\\ud") != std::string::npos || text.find("\\uD") != std::string::npos) continue;  // halves of pairs are taken here
+      if (text.find("\\ud") != std::string::npos || text.find("\\uD") != std::string::npos)
+        continue;  // json_text accepts halves of
+                   // surrogate pairs
       compare(text);
     }
   }

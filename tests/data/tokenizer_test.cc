@@ -1,4 +1,4 @@
-// Tokenizers and UTF-8 in pieces.
+// Tokenizers, and UTF-8 in parts.
 #include <gtest/gtest.h>
 #include <sentencepiece_trainer.h>
 
@@ -43,7 +43,7 @@ class Lines final : public sentencepiece::SentenceIterator {
   std::string line_ = "the quick brown fox jumps over the lazy dog";
 };
 
-// A small SentencePiece model with bytes to fall back on, trained here.
+// A small SentencePiece model with byte fallback, trained by the test.
 class SentencePiece : public testing::Test {
  protected:
   void SetUp() override { tokenizer_ = train("tokenizer.model", ""); }
@@ -86,8 +86,9 @@ TEST_F(SentencePiece, InvalidTextIsTaken) {
   }
 }
 
-// Word by word and in parts, what SentencePiece gives for the whole. The second model is like those of LLaMA and Mistral, the third has
-// no bytes to fall back on, the fourth no space before the first word, the fifth pieces that span words, the sixth symbols of the user.
+// Encoding word by word and in parts gives the same tokens as SentencePiece for the whole text. The models: default; like those of LLaMA
+// and Mistral; without byte fallback; without a space before the first word; with pieces that span words; with user-defined symbols;
+// unigram.
 TEST_F(SentencePiece, LongTextsWordByWord) {
   const std::vector<std::string> parts = {"the",
                                           "quick",
@@ -156,7 +157,7 @@ TEST_F(SentencePiece, LongTextsWordByWord) {
 
 TEST_F(SentencePiece, OfACheckpoint) {
   Json config = small_config();
-  EXPECT_THROW(checkpoint_tokenizer(folder_ / "", ModelConfig::parse(config)), io::FileError);  // 61 tokens in the model
+  EXPECT_THROW(checkpoint_tokenizer(folder_ / "", ModelConfig::parse(config)), io::FileError);  // the model has 61 tokens
   config["vocab_size"] = 1000;
   EXPECT_EQ(checkpoint_tokenizer(folder_ / "", ModelConfig::parse(config))->hash(), tokenizer_->hash());
   config["tokenizer"] = "bytes";
@@ -180,9 +181,9 @@ TEST(Utf8, WholeCharacters) {
   EXPECT_EQ(whole_characters("ab\xE2\x82"), 2U);
   EXPECT_EQ(whole_characters("ab\xE2\x82\xAC"), 5U);
   EXPECT_EQ(whole_characters("\xF0\x9F\x99"), 0U);
-  EXPECT_EQ(whole_characters("\xFF"), 1U);      // never a character
+  EXPECT_EQ(whole_characters("\xFF"), 1U);      // never part of a character
   EXPECT_EQ(whole_characters("a\x80"), 2U);     // likewise
-  EXPECT_EQ(whole_characters("\xED\xA0"), 2U);  // half of a surrogate
+  EXPECT_EQ(whole_characters("\xED\xA0"), 2U);  // half of a surrogate pair
   EXPECT_EQ(whole_characters("\xC3"), 0U);
 }
 
@@ -202,7 +203,7 @@ TEST(Utf8, WhatIsNoTextIsReplaced) {
   EXPECT_EQ(as_utf8("\xE2\x82"), "\xEF\xBF\xBD");
   EXPECT_EQ(as_utf8("\xE2\x82z"), "\xEF\xBF\xBDz");
   EXPECT_EQ(as_utf8(std::string("a\0b", 3)), std::string("a\0b", 3));
-  // In pieces as in one.
+  // Conversion in parts gives the same result as all at once.
   std::mt19937 random(4);
   for (int i = 0; i < 2000; ++i) {
     const std::string bytes = random_bytes(random, 12);

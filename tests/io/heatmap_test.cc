@@ -1,4 +1,4 @@
-// Pictures by their pixels, text by its characters.
+// Heat maps: pictures are checked pixel by pixel, text character by character.
 #include "cyfa/io/heatmap.h"
 
 #include <fcntl.h>
@@ -60,7 +60,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// Code points outside escape sequences.
+// Number of code points outside escape sequences.
 size_t columns_of(const std::string& line) {
   size_t count = 0;
   for (size_t i = 0; i < line.size(); ++i) {
@@ -74,7 +74,7 @@ size_t columns_of(const std::string& line) {
 }
 
 TEST(HeatmapPicture, DrawsEachCellInItsColour) {
-  // The colours of 1/4 and 3/4 also appear in the bar; those of the ends cover cells of 24 x 24 pixels and little else.
+  // The colours of 1/4 and 3/4 also appear in the colour bar; those of the ends cover cells of 24 x 24 pixels and little else.
   Heatmap map = make_map(4, 4, std::vector<double>(16, 0.5));
   map.low = 0;
   map.high = 1;
@@ -88,7 +88,7 @@ TEST(HeatmapPicture, DrawsEachCellInItsColour) {
   EXPECT_GE(count(image, color_at(ColorScale::kSequential, 1)), 24 * 24);
   EXPECT_GE(count(image, color_at(ColorScale::kSequential, 0.5)), 13 * 24 * 24);
 
-  // Row 0 is on top, column 0 on the left: value 0 lies one cell up and one to the left of value 1.
+  // Row 0 is at the top and column 0 at the left: value 0 is one cell above and one to the left of value 1.
   const auto corner = [&](Color color) {
     for (int y = 0; y < image.height; ++y) {
       for (int x = 0; x < image.width; ++x) {
@@ -113,7 +113,7 @@ TEST(HeatmapPicture, StacksPanelsOfDifferentShapes) {
   const Image first = draw_heatmaps(std::vector{wide});
   const Image second = draw_heatmaps(std::vector{signed_map});
   EXPECT_EQ(both.height, first.height + second.height);
-  EXPECT_EQ(both.width, std::max(first.width, second.width + 24));  // the wider row numbers of the first shift the second
+  EXPECT_EQ(both.width, std::max(first.width, second.width + 24));  // the wider row numbers of the first panel shift the second
   EXPECT_GT(count(both, color_at(ColorScale::kDiverging, 0)), 60 * 12 * 40);
 }
 
@@ -223,7 +223,7 @@ TEST(HeatmapText, AveragesToTheLimits) {
   EXPECT_TRUE(lines[1].starts_with(" 0 ┤")) << lines[1];
   EXPECT_TRUE(lines[5].starts_with("40 ┤")) << lines[5];
   EXPECT_NE(lines[11].find("200"), std::string::npos);
-  // The mean of the first block of 10 x 18 is 4500 + 8.5, that of the last, of 10 x 10, 94500 + 994.5.
+  // The mean of the first block, 10 x 18, is 4500 + 8.5; that of the last, 10 x 10, is 94500 + 994.5.
   EXPECT_EQ(lines[13], "4.51e+03 [ ░▒▓█] 9.55e+04");
 }
 
@@ -279,7 +279,7 @@ class TerminalStyle : public testing::Test {
   }
   void set(const std::string& name, const char* value) {
     const char* old = std::getenv(name.c_str());
-    saved_.emplace(name, old == nullptr ? std::nullopt : std::optional<std::string>(old));  // the first value stays
+    saved_.emplace(name, old == nullptr ? std::nullopt : std::optional<std::string>(old));  // keeps the first value
     value != nullptr ? ::setenv(name.c_str(), value, 1) : ::unsetenv(name.c_str());
   }
 

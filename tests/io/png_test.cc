@@ -1,4 +1,4 @@
-// Takes the files apart with zlib's inflate and crc32 and compares pixel by pixel.
+// PNG files are parsed with zlib's inflate and crc32 and compared pixel by pixel; also images, the font and colour scales.
 #include "cyfa/io/png.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ struct Chunk {
   std::vector<std::byte> data;
 };
 
-// The chunks after the signature, every length and CRC checked.
+// The chunks after the signature; checks every length and CRC.
 std::vector<Chunk> chunks_of(std::span<const std::byte> file) {
   const std::array<int, 8> signature = {137, 80, 78, 71, 13, 10, 26, 10};
   for (size_t i = 0; i < signature.size(); ++i) {

@@ -1,5 +1,5 @@
-// Round trips, and every way a safetensors file can be wrong. The bytes of the wrong files are put together here by hand, not by
-// the writer under test.
+// Round trips, and every way in which a safetensors file can be invalid. The invalid files are assembled by hand and not by the writer
+// under test.
 #include "cyfa/io/safetensors.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ class Safetensors : public testing::Test {
   fs::path path_;
 };
 
-// A new file each time: ext4 flushes one that is truncated and rewritten, which makes thousands of them slow.
+// Creates a new file each time: ext4 flushes a file that is truncated and rewritten, which would make thousands of them slow.
 void write_bytes(const fs::path& path, const std::string& bytes) {
   fs::remove(path);
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
@@ -70,7 +70,7 @@ std::string assemble(const std::string& header, size_t data_bytes) {
   return file;
 }
 
-// The message of the FileError that opening gives; empty where it opens.
+// The message of the FileError thrown by opening the file; empty if it opens.
 std::string open_error(const fs::path& path) {
   try {
     SafetensorsFile::open(path);
@@ -87,7 +87,7 @@ NamedTensor named(const std::string& name, DType dtype, std::vector<int64_t> sha
 
 std::string bytes_of(const TensorView& tensor) { return {reinterpret_cast<const char*>(tensor.data), tensor.bytes}; }
 
-// What holds for every file that opens, whatever its history: the tensors tile the data section, and their bytes can be read.
+// Invariants of every file that opens: the tensors tile the data section, and their bytes can be read.
 void expect_consistent(const SafetensorsFile& file) {
   const std::string bytes = read_bytes(file.path());
   uint64_t header = 0;
@@ -107,7 +107,7 @@ void expect_consistent(const SafetensorsFile& file) {
   ASSERT_EQ(8 + header + total, bytes.size());
 }
 
-// FileError or a consistent file; anything else fails the test.
+// True: the file opens and is consistent. False: FileError. Anything else fails the test.
 bool opens_or_refuses(const fs::path& path) {
   try {
     const SafetensorsFile file = SafetensorsFile::open(path);
@@ -139,7 +139,7 @@ TEST_F(Safetensors, RoundTripsEveryDTypeBitForBit) {
         bytes *= static_cast<size_t>(extent);
       }
       std::vector<uint8_t>& values = storage.emplace_back(bytes);
-      // Random bits: NaN payloads and infinities included.
+      // Random bits, including NaN payloads and infinities.
       std::generate(values.begin(), values.end(), [&] { return static_cast<uint8_t>(random()); });
       tensors.push_back(named("t." + std::to_string(tensors.size()), dtype, shape, values));
     }
@@ -181,7 +181,7 @@ TEST_F(Safetensors, LaysTheDataOutInOrderFromAMultipleOfEight) {
     std::memcpy(&header, bytes.data(), 8);
     EXPECT_EQ((8 + header) % 8, 0u);
     EXPECT_EQ(bytes.substr(8 + header), std::string("\1\2\3") + std::string(reinterpret_cast<const char*>(second.data()), 8));
-    // The floats begin 3 bytes into the data section, out of alignment.
+    // The floats begin 3 bytes into the data section and are not aligned.
     EXPECT_EQ(SafetensorsFile::open(path_).read<float>(name), second);
   }
 }
@@ -277,7 +277,7 @@ TEST_F(Safetensors, RefusesEveryMalformedHeaderWithItsReason) {
     return R"("b":{"dtype":"U8","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
   };
   const std::vector<Malformed> cases = {
-      // Not the right JSON.
+      // Invalid JSON.
       {"", 0, "does not begin with '{'"},
       {"[]", 0, "does not begin with '{'"},
       {" {}", 0, "does not begin with '{'"},
@@ -463,7 +463,7 @@ TEST_F(Safetensors, SurvivesRandomMutations) {
       }
     }
     if (below(2) == 0) {
-      // Let the length agree with the new header, so that the mutation reaches the parser.
+      // Adjust the header length, so that the mutation reaches the parser.
       const uint64_t header = mutated.size() > 40 ? mutated.size() - 40 : 0;
       mutated.replace(0, 8, length_prefix(header));
     }
@@ -471,7 +471,7 @@ TEST_F(Safetensors, SurvivesRandomMutations) {
     opened += opens_or_refuses(path_) ? 1 : 0;
     ASSERT_FALSE(HasFatalFailure()) << "round " << round;
   }
-  // Some mutations only touch names, metadata or data, and must still open.
+  // Mutations of names, metadata or data only must still open.
   EXPECT_GT(opened, 50);
   EXPECT_LT(peak_memory_kib() - before, 64 * 1024);
 }
@@ -507,7 +507,7 @@ TEST_F(Safetensors, AFailedWriteLeavesTheOldFileAndNoOther) {
   write_safetensors(path_, std::vector{named("old", DType::kU8, {1}, small)});
   const std::string old = read_bytes(path_);
 
-  // A file-size limit stands in for the full disk: the write comes back short, the next one fails.
+  // A file size limit simulates a full disk: one write is short and the next one fails.
   const std::vector<uint8_t> large(1 << 20);
   rlimit limit = {};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);

@@ -1,4 +1,4 @@
-// The CPU decoding step of cyclic_flow against the fp64 reference, for every instruction set that this machine has.
+// The CPU decode step of cyclic_flow against the fp64 reference, for every instruction set of this machine.
 #include "cyfa/kernels/cyclic_flow/cpu/cpu_step.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<Isa> available_isas() {
   std::vector<Isa> isas = {Isa::kBaseline};
-  if (best_isa() != Isa::kBaseline) isas.push_back(Isa::kAvx2);  // every CPU with AVX-512 has it
+  if (best_isa() != Isa::kBaseline) isas.push_back(Isa::kAvx2);  // every CPU with AVX-512 has AVX2
   if (best_isa() == Isa::kAvx512) isas.push_back(Isa::kAvx512);
   return isas;
 }
@@ -34,7 +34,7 @@ std::vector<Isa> available_isas() {
 std::vector<float> to_float(const std::vector<double>& x) { return {x.begin(), x.end()}; }
 std::vector<double> to_double(const std::vector<float>& x) { return {x.begin(), x.end()}; }
 
-// B sequences of T tokens, with every value that the step takes as a float rounded to one, so that both sides see the same.
+// B sequences of T tokens. All values that the step takes as floats are rounded to float, so that both sides see the same inputs.
 CyclicFlowCase float_case(int64_t B, int64_t T, int64_t H, int64_t K, int64_t V, int64_t M, uint64_t seed) {
   CyclicFlowCaseOptions options;
   options.lengths.assign(B, T);
@@ -53,7 +53,7 @@ CyclicFlowCase float_case(int64_t B, int64_t T, int64_t H, int64_t K, int64_t V,
   return c;
 }
 
-// The states of a case and the tables that stay, ready to be stepped. Copying it copies the states.
+// The states of a case and its constant tables, ready for steps. Copying it copies the states.
 struct Stepper {
   int64_t B, T;
   StepParams p;
@@ -101,7 +101,7 @@ struct Stepper {
     return rows;
   }
 
-  // Calls run(params) with token t; o and the workspace hold NaN beforehand.
+  // Calls run(params) with token t. o holds NaN beforehand.
   template <class Run>
   void with_token(int64_t t, const Run& run) {
     const std::vector<float> qt = token(q, t, p.K), kt = token(k, t, p.K), vt = token(v, t, p.V);
@@ -132,7 +132,7 @@ struct Stepper {
   }
 };
 
-// The step in plain float loops, one after another as they are written: what any fp32 version may be compared with.
+// The step as plain sequential float loops: the baseline for errors of fp32 versions.
 void naive_step(const StepParams& p) {
   const int64_t m = p.M - 1;
   const auto norm = [&](const float* x, const float* weight, float scale) {
@@ -197,7 +197,7 @@ void naive_step(const StepParams& p) {
 }
 
 struct Errors {
-  double o = 0.0;  // the largest of any token's
+  double o = 0.0;  // largest error of any token
   double state_k = 0.0;
   double state_v = 0.0;
 };
@@ -223,10 +223,10 @@ Errors errors_of(const CyclicFlowCase& c, const reference::Outputs& want, const 
   return errors;
 }
 
-// An error may be twice that of the plain float loops, plus two roundings (2e-7) for cases where those happen to be exact; and never
-// above the ceilings. A state's error is a decaying sum of roundings of 6e-8: 1e-7 at usual gates, 4.5e-7 after 600 tokens of a
-// decay of 0.997. An o has passed the exponential, which turns the absolute error of a logit (a sum over K, then over M, of terms
-// up to 10) into a relative one: 2e-7 to 6e-7 at usual gates, 2e-6 after those 600 tokens.
+// Limits of errors. Twice the error of the plain float loops, plus two roundings (2e-7) for cases in which these happen to be exact, and
+// never above the ceilings. A state's error is a decaying sum of roundings of 6e-8: 1e-7 at usual gates, 4.5e-7 after 600 tokens with a
+// decay of 0.997. For o the exponential turns the absolute error of a logit (a sum over K, then over M, of terms up to 10) into a relative
+// one: 2e-7 to 6e-7 at usual gates, 2e-6 after those 600 tokens.
 constexpr double kCeilingState = 1e-6;
 constexpr double kCeilingO = 4e-6;
 
@@ -257,7 +257,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 TEST(CpuStep, MatchesReferenceAtChosenShapes) {
   const int64_t shapes[][6] = {
-      // B, T, H, K, V, M: the published head; the smallest of everything; widths around each vector width; many slots
+      // B, T, H, K, V, M: the published head; the minimum of everything; widths around each vector width; many slots
       {2, 24, 2, 256, 256, 128}, {1, 5, 1, 1, 1, 2},     {3, 40, 3, 7, 5, 4},     {2, 16, 1, 15, 17, 16},
       {2, 16, 3, 33, 31, 34},    {1, 12, 2, 64, 96, 64}, {1, 8, 1, 129, 63, 256}, {1, 4, 1, 20, 12, 512},
   };
@@ -296,7 +296,7 @@ TEST(CpuStep, NormWeightsAreOptional) {
 }
 
 TEST(CpuStep, ExtremeGates) {
-  // Nothing forgotten, everything forgotten (exp(-1e5) is exactly 0), decays near the smallest float; no write; a clock that stands still.
+  // No forgetting, complete forgetting (exp(-1e5) is exactly 0), decays near the smallest float; no write; a clock that stands still.
   const double log_alphas[] = {0.0, -1e5, 0.0, -80.0, -1e-7, -1e5, -20.0};
   const double betas[] = {1.0, 0.0, 0.5};
   const double deltas[] = {0.0, 1.0, 1e-6, 0.5, 0.0};
@@ -321,7 +321,7 @@ TEST(CpuStep, ClockOfAMillion) {
   }
 }
 
-// Clocks that differ by a multiple of m exactly, with increments that add up without rounding, are the same clock.
+// Clocks that differ by an exact multiple of m, with increments that add up without rounding, are the same clock.
 TEST(CpuStep, ClockIsPeriodicBitForBit) {
   CyclicFlowCase near = float_case(2, 10, 2, 12, 11, 32, 13);
   for (double& clock : near.initial_clock) clock = std::floor(clock * 256.0) / 256.0;
@@ -393,7 +393,7 @@ TEST(CpuStep, PiecesOfARangeGiveTheSameBits) {
   }
 }
 
-// A batch of one gives the bits of the same sequence in a batch of many, at any alignment of the workspace.
+// A batch of one gives the same bits as the same sequence in a larger batch, at any alignment of the workspace.
 TEST(CpuStep, BatchAndAlignmentDoNotChangeBits) {
   const CyclicFlowCase c = float_case(3, 1, 2, 14, 13, 18, 18);
   for (const Isa isa : available_isas()) {
@@ -442,6 +442,7 @@ TEST(CpuStep, LeavesTheRestAlone) {
       }
     });
     for (int64_t row = 0; row < 9; ++row) {
+      // step_cpu counts pairs head by head (h B + b); rows of the tensors are b H + h.
       const int64_t pair = row % 3 * 3 + row / 3;
       const bool stepped = pair >= 2 && pair < 5;
       const auto changed = [&](const std::vector<float>& a, const std::vector<float>& b, int64_t size) {
@@ -468,7 +469,7 @@ TEST(CpuStep, PaddingRowStaysZero) {
   }
 }
 
-// Subnormal states are flushed inside the step (it would be slow otherwise), and the caller's rounding mode comes back.
+// The step flushes denormal numbers to zero, because computing with them is slow, and restores the caller's floating-point mode.
 TEST(CpuStep, RestoresSubnormals) {
   const CyclicFlowCase c = float_case(1, 1, 1, 8, 8, 8, 23);
   for (const Isa isa : available_isas()) {

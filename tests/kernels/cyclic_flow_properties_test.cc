@@ -1,5 +1,5 @@
-// The statements of the paper's appendix (Propositions 1 to 6, Corollary 1, the identities between the coordinate forms,
-// the fixed-rate profile, chunk transport and padded storage) as properties of the reference, over random inputs.
+// The statements of the paper's appendix (Propositions 1 to 6, Corollary 1, the identities between the coordinate forms, the fixed-rate
+// profile, chunk transport and padded storage) as properties of the reference, on random inputs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -69,7 +69,7 @@ double kernel_sum(int64_t m, double x) {
   return sum / period;
 }
 
-// eq:app-kernel-closed, by continuity where the denominator vanishes
+// eq:app-kernel-closed; its limit where the denominator vanishes
 double kernel_closed(int64_t m, double x) {
   const double period = static_cast<double>(m);
   const double denominator = period * std::sin(std::numbers::pi * x / period);
@@ -84,7 +84,7 @@ std::vector<double> profile(int64_t m, double tau) {
   return column;
 }
 
-// U(tau) on the M stored rows, written with complex numbers: an implementation of its own.
+// U(tau) on the M stored rows, written independently of the reference with complex numbers.
 std::vector<double> rotated(int64_t M, int64_t width, double tau, std::vector<double> rows) {
   for (int64_t j = 1; j < M / 2; ++j) {
     const std::complex<double> turn = std::polar(1.0, 2.0 * std::numbers::pi * static_cast<double>(j) * tau / static_cast<double>(M - 1));
@@ -97,7 +97,7 @@ std::vector<double> rotated(int64_t M, int64_t width, double tau, std::vector<do
   return rows;
 }
 
-// Relative-time slots of one head from the stored states of all: [m, K] and [m, V].
+// Relative-time slots of one head, [m, K] and [m, V], from the stored states of all heads.
 struct Slots {
   Matrix keys, values;
 };
@@ -120,7 +120,7 @@ CyclicFlowCase prefix(const CyclicFlowCase& c, int64_t length) {
   return part;
 }
 
-// Clock after each token of a one-sequence, one-head case, the start first.
+// The clock before the first and after each token of a case with one sequence and one head.
 std::vector<double> clocks_of(const CyclicFlowCase& c) {
   std::vector<double> clocks = {c.initial_clock.empty() ? 0.0 : c.initial_clock[0]};
   for (int64_t t = 0; t < c.shape.T; ++t) clocks.push_back(forward_absolute(prefix(c, t + 1).inputs()).final_clock[0]);
@@ -149,7 +149,7 @@ TEST(CyclicFlowProperties, ShiftsAreAPeriodicGroup) {
     EXPECT_LT(largest_difference(product(shift, fractional_shift(m, -a), m, m, m), identity(m)), 1e-12) << m;
     EXPECT_LT(largest_difference(fractional_shift(m, -a), transpose(shift, m, m)), 1e-13) << m;
     for (const double cycles : {1.0, -3.0, 1e4}) {
-      // The sum is rounded to about 1e-10 of a slot at 1e6.
+      // At 1e6 the sum is rounded to about 1e-10 of a slot.
       EXPECT_LT(largest_difference(fractional_shift(m, a + cycles * static_cast<double>(m)), shift), 1e-8) << m;
     }
     EXPECT_EQ(fractional_shift(m, 0.375 + 4.0 * static_cast<double>(m)), fractional_shift(m, 0.375)) << m;
@@ -233,7 +233,7 @@ TEST(CyclicFlowProperties, ProfilesPartitionUnityAndStayOrthonormal) {
   }
 }
 
-// Proposition 3 (eq:app-unrolled-K, eq:app-unrolled-V, eq:app-row-decomposition): from a zero state, after every token.
+// Proposition 3 (eq:app-unrolled-K, eq:app-unrolled-V, eq:app-row-decomposition), from a zero state, after every token.
 TEST(CyclicFlowProperties, StatesUnrollIntoTransportedWrites) {
   for (const int64_t M : {2, 4, 16, 64}) {
     const CyclicFlowCase c = random_cyclic_flow_case(
@@ -295,7 +295,7 @@ TEST(CyclicFlowProperties, ProfileOverlapIsIndependentOfTheStep) {
   }
 }
 
-// A run in which only token i writes, with strength 1 and no forgetting: what write i has become at the end.
+// A run in which only token i writes, with strength 1 and without forgetting: the final state of write i.
 Outputs lone_write(const CyclicFlowCase& c, int64_t i) {
   CyclicFlowCase alone = c;
   for (double& x : alone.beta) x = 0.0;
@@ -304,8 +304,8 @@ Outputs lone_write(const CyclicFlowCase& c, int64_t i) {
   return forward_absolute(alone.inputs());
 }
 
-// Proposition 5 (eq:app-order-preserving-clock, eq:app-data-dependent-occupancy): the age of a write, read off the phase of
-// its lowest frequency in the state, is the sum of the increments since; older writes have strictly larger ages.
+// Proposition 5 (eq:app-order-preserving-clock, eq:app-data-dependent-occupancy): the age of a write, measured by the phase of its lowest
+// frequency in the state, is the sum of the increments since then; older writes have strictly larger ages.
 TEST(CyclicFlowProperties, ClockPreservesOrder) {
   const CyclicFlowCase c =
       random_cyclic_flow_case({.lengths = {40}, .H = 1, .K = 1, .V = 1, .M = 64, .norm_weights = false, .initial_state = false, .seed = 8});
@@ -333,7 +333,7 @@ TEST(CyclicFlowProperties, ClockPreservesOrder) {
   }
 }
 
-// Corollary 1 (eq:app-factorized-overlap): content similarity times profile overlap, for keys and for values.
+// Corollary 1 (eq:app-factorized-overlap): the overlap is content similarity times profile overlap, for keys and for values.
 TEST(CyclicFlowProperties, OverlapOfContributionsFactorises) {
   const CyclicFlowCase c =
       random_cyclic_flow_case({.lengths = {9}, .H = 1, .K = 4, .V = 3, .M = 32, .norm_weights = false, .initial_state = false, .seed = 9});
@@ -373,8 +373,8 @@ TEST(CyclicFlowProperties, ReconstructionRecoversTransportAndEntry) {
   }
 }
 
-// Section "Absolute-Clock Coordinates as an Exact Change of Coordinates": the three forms are one operator, on full inputs
-// with initial states, norm weights and packed sequences, empty and of length 1.
+// Section "Absolute-Clock Coordinates as an Exact Change of Coordinates": the three forms are the same operator, on complete inputs with
+// initial states, norm weights and packed sequences, some empty or of length 1.
 TEST(CyclicFlowProperties, CoordinateFormsAgree) {
   const std::vector<CyclicFlowCaseOptions> cases = {
       {.lengths = {40}, .H = 1, .K = 3, .V = 5, .M = 2, .seed = 51},
@@ -398,8 +398,8 @@ TEST(CyclicFlowProperties, CoordinateFormsAgree) {
   }
 }
 
-// Proposition 6 (eq:app-gauge-state): a shift of the clock's origin by c rotates the absolute states by U(-c) and leaves the
-// output alone. A given initial state is rotated along.
+// Proposition 6 (eq:app-gauge-state): shifting the clock's origin by c rotates the absolute states by U(-c) and does not change the output.
+// A given initial state is rotated accordingly.
 TEST(CyclicFlowProperties, ClockOriginIsFree) {
   for (const int64_t M : {2, 8, 128}) {
     for (const double origin : {0.7, -13.25, 12345.678}) {
@@ -433,8 +433,8 @@ TEST(CyclicFlowProperties, ClockOriginIsFree) {
   }
 }
 
-// eq:app-address-similarity, eq:app-relative-address-match and eq:app-learned-address-query: write vectors are addresses, and
-// row s of R Phi U(clock) is the R-weighted bank of the slots' query addresses.
+// eq:app-address-similarity, eq:app-relative-address-match and eq:app-learned-address-query: write vectors are addresses, and row s of R
+// Phi U(clock) is the R-weighted combination of the slots' query addresses.
 TEST(CyclicFlowProperties, WriteVectorsAreTemporalAddresses) {
   RandomSource random(11);
   for (const int64_t m : {3, 15, 127}) {
@@ -453,8 +453,8 @@ TEST(CyclicFlowProperties, WriteVectorsAreTemporalAddresses) {
   }
 }
 
-// Section "Active Coordinates and Padded Storage": the padding row is exactly zero in the write vector, in the readout
-// table, in the states, and in the gradient that the readout sends to an initial state.
+// Section "Active Coordinates and Padded Storage": the padding coordinate is exactly zero in the write vector, in the readout table, in the
+// states, and in the gradient of an initial state through the readout.
 TEST(CyclicFlowProperties, PaddingRowStaysExactlyZero) {
   RandomSource random(12);
   for (const int64_t M : {2, 4, 16, 128, 256}) {
@@ -483,8 +483,8 @@ TEST(CyclicFlowProperties, PaddingRowStaysExactlyZero) {
   }
 }
 
-// eq:app-constant-rate-profile: with delta = 1 / rho a write's profile is the Fourier-Dirichlet profile of Blurry Window
-// Attention, of period rho m tokens.
+// eq:app-constant-rate-profile: with delta = 1 / rho the profile of a write is the Fourier-Dirichlet profile of Blurry Window Attention,
+// with a period of rho m tokens.
 TEST(CyclicFlowProperties, FixedRateGivesTheBlurryWindowProfile) {
   for (const double rho : {1.0, 2.5, 4.0, 16.0}) {
     CyclicFlowCase c = random_cyclic_flow_case(
@@ -507,8 +507,7 @@ TEST(CyclicFlowProperties, FixedRateGivesTheBlurryWindowProfile) {
   }
 }
 
-// eq:app-chunk-transport: across a chunk without writes, the carried state is scaled by gamma and moved by the clock
-// distance of the chunk.
+// eq:app-chunk-transport: a chunk without writes scales the carried state by gamma and shifts it by the clock distance of the chunk.
 TEST(CyclicFlowProperties, ChunksCarryTransportedStates) {
   for (const int64_t M : {4, 32, 128}) {
     CyclicFlowCase c = random_cyclic_flow_case({.lengths = {20, 7}, .H = 2, .K = 3, .V = 2, .M = M, .seed = 60});

@@ -1,5 +1,5 @@
-// backward_absolute against finite differences of forward_absolute, for every input and through every output; and the
-// behaviour of the reference at the edges: extreme gates, large clocks, empty sequences, split and packed runs.
+// backward_absolute against finite differences of forward_absolute, for every input through every output, and the reference in special
+// cases: extreme gates, large clocks, empty sequences, split and packed runs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,8 +30,8 @@ double inner(const std::vector<double>& a, const std::vector<double>& b) {
   return sum;
 }
 
-// How much one loss for each output, its inner product with a fixed random gradient, differs from that at `base`.
-// Differences of outputs, so that a large clock does not drown the small change of its loss.
+// For each output, the change from `base` of a loss, its inner product with a fixed random gradient. Subtracting the outputs first keeps a
+// large clock from swamping the small change of its loss.
 std::vector<double> losses(const CyclicFlowCase& c, const CyclicFlowOutputGradients& grad, const Outputs& base) {
   const Outputs out = forward_absolute(c.inputs());
   const auto change = [](const std::vector<double>& x, const std::vector<double>& x0, const std::vector<double>& gradient) {
@@ -76,7 +76,7 @@ const std::vector<Named>& named_inputs() {
   return list;
 }
 
-// The absolute term is the rounding of a difference: many pairs of an input and an output do not depend on each other.
+// The absolute term allows for the rounding of a difference: many outputs do not depend on a given input at all.
 void expect_close(const std::vector<double>& got, const std::vector<double>& want, const std::string& what) {
   ASSERT_EQ(got.size(), want.size()) << what;
   std::vector<double> error = got;
@@ -138,7 +138,7 @@ TEST(CyclicFlowReference, GradientsMatchFiniteDifferencesAtExtremeGates) {
   expect_gradients_match_differences(c, 121);
 }
 
-// exp(-1e5) is exactly zero: the past is gone, its gradient and that of the gate are exactly zero, and nothing is NaN.
+// exp(-1e5) is exactly zero: the past is forgotten, its gradient and that of the gate are exactly zero, and nothing is NaN.
 TEST(CyclicFlowReference, ClosedGateForgetsExactly) {
   const int64_t reset = 5;
   CyclicFlowCase c = random_cyclic_flow_case({.lengths = {9}, .H = 2, .K = 3, .V = 4, .M = 8, .seed = 22});
@@ -183,8 +183,8 @@ TEST(CyclicFlowReference, ClosedGateForgetsExactly) {
   for (const double x : d.initial_v) EXPECT_EQ(x, 0.0);
 }
 
-// P has period m: a clock of a million and more gives the bits of the same clock modulo m. The increments are multiples
-// of 2^-20, so that both clocks are exact sums.
+// P has period m: a clock of a million or more gives the same bits as the same clock modulo m. The increments are multiples of 2^-20, so
+// both clocks are exact sums.
 TEST(CyclicFlowReference, LargeClocksAreExact) {
   for (const int64_t M : {4, 16, 128}) {
     for (const double clock : {1e6 + 0.25, 1e9 + 0.5, -1e6 - 0.75}) {
@@ -250,7 +250,7 @@ TEST(CyclicFlowReference, AbsentInitialStateIsZero) {
   for (const Named& named : named_inputs()) EXPECT_EQ(same.*named.gradient, d.*named.gradient) << named.name;
 }
 
-// Rows `begin` .. `end` - 1 of a one-sequence case.
+// Tokens `begin` .. `end` - 1 of a case with one sequence.
 CyclicFlowCase slice(const CyclicFlowCase& c, int64_t begin, int64_t end) {
   CyclicFlowCase part = c;
   const auto cut = [&](const std::vector<double>& x, int64_t width) {
@@ -272,8 +272,8 @@ std::vector<double> joined(std::vector<double> a, const std::vector<double>& b) 
   return a;
 }
 
-// Forward bits do not depend on where a sequence is split; gradients chain through the carried state. 150 tokens cross
-// the backward walk's segments of 64.
+// The bits of forward do not depend on where a sequence is split, and gradients chain through the carried state. 150 tokens span several of
+// backward's segments of 64.
 TEST(CyclicFlowReference, SplitRunsWithCarriedStateAreTheWholeRun) {
   const CyclicFlowCase whole = random_cyclic_flow_case({.lengths = {150}, .H = 2, .K = 4, .V = 3, .M = 8, .seed = 61});
   const CyclicFlowOutputGradients grad = random_output_gradients(whole.shape, 161);
@@ -313,7 +313,7 @@ TEST(CyclicFlowReference, SplitRunsWithCarriedStateAreTheWholeRun) {
   }
 }
 
-// Each packed sequence is on its own, bit for bit; an empty one passes its state through.
+// Packed sequences are independent, bit for bit; an empty one passes its state through.
 TEST(CyclicFlowReference, PackedSequencesDoNotMix) {
   const CyclicFlowCase packed = random_cyclic_flow_case({.lengths = {3, 0, 1, 8, 0}, .H = 3, .K = 3, .V = 5, .M = 8, .seed = 71});
   const Shape s = packed.shape;
@@ -364,8 +364,8 @@ TEST(CyclicFlowReference, NeutralTokenIsANoOp) {
   EXPECT_EQ(after.final_clock, before.final_clock);
 }
 
-// From a zero state and with no gradient through the final state, the loss does not depend on the clock's origin
-// (Proposition 6): the gradients of the clocks of all tokens sum to zero.
+// From a zero state and without a gradient through the final state, the loss does not depend on the clock's origin (Proposition 6): the
+// gradients of all clocks of a sequence sum to zero.
 TEST(CyclicFlowReference, ClockGradientsSumToZeroFromAZeroState) {
   const CyclicFlowCase c =
       random_cyclic_flow_case({.lengths = {40, 1, 9}, .H = 3, .K = 4, .V = 4, .M = 16, .initial_state = false, .seed = 95});
@@ -377,7 +377,7 @@ TEST(CyclicFlowReference, ClockGradientsSumToZeroFromAZeroState) {
   for (const double x : d.initial_clock) EXPECT_LT(std::abs(x), 1e-13 * size);
 }
 
-// Logits of millions: the largest is subtracted before exp, so the weights become one slot's and nothing overflows.
+// Logits in the millions: the maximum is subtracted before exp, so the weights select one slot and nothing overflows.
 TEST(CyclicFlowReference, HugeScoresStayFinite) {
   CyclicFlowCase c = random_cyclic_flow_case({.lengths = {6}, .H = 2, .K = 3, .V = 4, .M = 8, .norm_weights = false, .seed = 97});
   c.scale = 1e7;

@@ -1,4 +1,4 @@
-// gemv against sums in double, on every instruction set that this machine has.
+// gemv_cpu against sums in double, for every instruction set of this machine.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -78,7 +78,7 @@ TEST(Gemv, MatchesSumsInDouble) {
   }
 }
 
-// What decoding rests on: a sequence's numbers do not depend on its company.
+// Decoding relies on this: the results of a sequence do not depend on the rest of the batch.
 TEST(Gemv, BitsDependNeitherOnTheBatchNorOnTheSplit) {
   for (const cpu::Isa isa : isas()) {
     for (const WeightType type : {WeightType::kF32, WeightType::kBf16}) {

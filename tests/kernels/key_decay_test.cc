@@ -1,5 +1,5 @@
-// The CPU kernels of gates per key and of the delta rules' triangular systems, for every instruction set of this machine, against their
-// definitions in double.
+// The CPU kernels for gates per key dimension, and the triangular inverse of the delta rules, against their definitions in double, for
+// every instruction set of this machine.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -34,7 +34,7 @@ Numbers normals(RandomSource& random, int64_t count) {
   return {wide.begin(), wide.end()};
 }
 
-// Gates between 0 and 1, some of them exactly 0 or 1.
+// Gates in (0, 1), some of them exactly 0 or 1.
 Numbers gates(RandomSource& random, int64_t count) {
   Numbers alpha;
   for (int64_t i = 0; i < count; ++i)
@@ -54,7 +54,7 @@ void expect_near(const Numbers& got, const std::vector<double>& want, const std:
 
 constexpr int64_t kWidths[] = {1, 5, 16, 63, 64, 65, 130, 256};
 
-// D_ts of one column: alpha[s + 1] .. alpha[t].
+// D_ts for one column: alpha[s + 1] .. alpha[t], counted from row `first`.
 double decay(const Numbers& alpha, int64_t width, int64_t first, int64_t s, int64_t t, int64_t j) {
   double product = 1.0;
   for (int64_t u = s + 1; u <= t; ++u) product *= alpha[static_cast<size_t>((first + u) * width + j)];

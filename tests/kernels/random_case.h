@@ -1,5 +1,5 @@
-// Seeded random inputs of cyclic_flow in realistic ranges, with owned storage, and the measures that the kernels' tests
-// share: relative L2 and finite differences.
+// Seeded random inputs of cyclic_flow in realistic ranges, with owned storage, and the measures shared by the kernel tests: relative L2
+// error and finite differences.
 #pragma once
 
 #include <cmath>
@@ -43,7 +43,7 @@ struct CyclicFlowCaseOptions {
   uint64_t seed = 1;
 };
 
-// Vectors are laid out as in cyclic_flow::reference::Inputs; an empty optional one is passed as null.
+// The inputs of cyclic_flow::reference::Inputs with the same layouts; empty optional ones are passed as null.
 struct CyclicFlowCase {
   cyclic_flow::Shape shape;
   std::vector<int64_t> offsets;
@@ -108,7 +108,7 @@ inline CyclicFlowCase random_cyclic_flow_case(const CyclicFlowCaseOptions& optio
   if (options.initial_state) {
     result.initial_k = random.normals(s.N * s.H * s.K * s.M, 0.3);
     result.initial_v = random.normals(s.N * s.H * s.M * s.V, 0.3);
-    for (int64_t row = 0; row < s.N * s.H * s.K; ++row) result.initial_k[row * s.M + 1] = 0.0;  // the padding row
+    for (int64_t row = 0; row < s.N * s.H * s.K; ++row) result.initial_k[row * s.M + 1] = 0.0;  // the padding coordinate
     for (int64_t pair = 0; pair < s.N * s.H; ++pair) {
       for (int64_t i = 0; i < s.V; ++i) result.initial_v[(pair * s.M + 1) * s.V + i] = 0.0;
       result.initial_clock.push_back(random.uniform(0.0, 200.0));
@@ -118,7 +118,7 @@ inline CyclicFlowCase random_cyclic_flow_case(const CyclicFlowCaseOptions& optio
   return result;
 }
 
-// Gradients that come in through every output.
+// A gradient for every output.
 struct CyclicFlowOutputGradients {
   std::vector<double> o, final_k, final_v, final_clock;
 
@@ -135,7 +135,7 @@ inline CyclicFlowOutputGradients random_output_gradients(const cyclic_flow::Shap
   return grad;
 }
 
-// |got - want| / |want| in the Euclidean norm; |got| where want is zero. Infinite where the sizes differ.
+// |got - want| / |want| in the Euclidean norm; |got| if want is zero; infinite if the sizes differ.
 inline double relative_l2(const std::vector<double>& got, const std::vector<double>& want) {
   if (got.size() != want.size()) return HUGE_VAL;
   double error = 0.0;
@@ -147,8 +147,8 @@ inline double relative_l2(const std::vector<double>& got, const std::vector<doub
   return std::sqrt(norm > 0.0 ? error / norm : error);
 }
 
-// Derivative of loss() by x, which loss() reads, from five points of fourth order: two on either side of x or, where
-// `at_most_here` (a log_alpha must not pass 0), x and four below it. Loss returns a vector of losses.
+// Fourth-order finite difference of loss() with respect to x, which loss() reads. Uses two points on either side of x or, if
+// `at_most_here`, x and four points below it (log_alpha must not exceed 0). loss() returns a vector of losses.
 template <class Loss>
 std::vector<double> finite_difference(double& x, const Loss& loss, bool at_most_here = false) {
   constexpr double kStep = 1e-3;

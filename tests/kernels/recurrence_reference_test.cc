@@ -1,6 +1,6 @@
-// The reference of the linear attention interfaces: each against the formula of the paper's Table 1 as matrices, its adjoint against finite
-// differences, the relations between them, and that of ScalarGatedLA to cyclic_flow, which is two of its passes around a token-wise readout
-// (eq:cyfa-two-pass).
+// The reference of the linear attention recurrences: each against the matrix formula of the paper's Table 1, its adjoint against finite
+// differences, relations between the recurrences, and the relation of ScalarGatedLA to cyclic_flow, which is two of its passes around a
+// token-wise readout (eq:cyfa-two-pass).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -132,7 +132,7 @@ TEST_P(RecurrenceReference, GradientsMatchFiniteDifferences) {
   expect_gradients_match_differences(random_case(GetParam(), {6}, 1, 3, 3, true, 1));
   expect_gradients_match_differences(random_case(GetParam(), {4, 0, 1, 5}, 3, 2, 4, true, 2));
   expect_gradients_match_differences(random_case(GetParam(), {0, 7}, 2, 5, 3, false, 3));
-  expect_gradients_match_differences(random_case(GetParam(), {70}, 1, 2, 2, true, 4));  // crosses a segment of the backward walk
+  expect_gradients_match_differences(random_case(GetParam(), {70}, 1, 2, 2, true, 4));  // spans several segments of backward
 }
 
 TEST_P(RecurrenceReference, GradientsMatchFiniteDifferencesAtExtremeGates) {
@@ -151,7 +151,7 @@ TEST_P(RecurrenceReference, GradientsMatchFiniteDifferencesAtExtremeGates) {
   }
 }
 
-// Matrices by rows, as Table 1 writes them.
+// Matrices as lists of rows, to write Table 1 literally.
 using Matrix = std::vector<std::vector<double>>;
 
 Matrix product(const Matrix& a, const Matrix& b) {
@@ -164,7 +164,7 @@ Matrix product(const Matrix& a, const Matrix& b) {
   return c;
 }
 
-// Table 1's state update in its own words: (I - beta k k^T) and the gates as matrices on the left and right of the state.
+// The state update as in Table 1: (I - beta k k^T) and the gates as matrices to the left and right of the state.
 TEST_P(RecurrenceReference, IsTheFormulaOfTable1) {
   const Case c = random_case(GetParam(), {20}, 1, 3, 4, true, 6);
   const auto size = [](int64_t x) { return static_cast<size_t>(x); };
@@ -225,7 +225,7 @@ TEST_P(RecurrenceReference, RefusesBadShapesAndOffsets) {
   EXPECT_THROW(forward(c.inputs()), std::invalid_argument);
 }
 
-// Gates that are the same for all rows, or for all columns, are one scalar gate; their gradients add up to its gradient.
+// Equal gates for all rows, or for all columns, are one scalar gate; their gradients add up to its gradient.
 TEST(RecurrenceReferences, EqualGatesAreOneGate) {
   for (const bool delta : {false, true}) {
     const Case scalar = random_case(delta ? kInterfaces[5] : kScalarGatedLa, {9, 0, 12}, 2, 3, 4, true, 10);
@@ -247,7 +247,7 @@ TEST(RecurrenceReferences, EqualGatesAreOneGate) {
   }
 }
 
-// RowGatedLA and ColumnGatedLA are each other's transpose: the state of one, fed the other's keys as values, is the other's transposed.
+// RowGatedLA and ColumnGatedLA are transposes of each other: with keys and values exchanged, the state is transposed.
 TEST(RecurrenceReferences, ColumnsAreRowsOfTheTranspose) {
   const Case rows = random_case(kInterfaces[2], {15}, 1, 3, 4, true, 12);
   Case columns = rows;
@@ -269,7 +269,7 @@ TEST(RecurrenceReferences, ColumnsAreRowsOfTheTranspose) {
   }
 }
 
-// After the delta rule with beta = 1 a key of unit length reads back exactly what was written under it.
+// After the delta rule with beta = 1, a key of unit length reads back exactly the value that was written with it.
 TEST(RecurrenceReferences, AUnitKeyReadsBackItsValue) {
   Case c = random_case(kInterfaces[4], {12}, 1, 4, 3, true, 13);
   for (int64_t t = 0; t < c.T(); ++t) {
@@ -284,7 +284,7 @@ TEST(RecurrenceReferences, AUnitKeyReadsBackItsValue) {
   EXPECT_LT(relative_l2(forward(c.inputs()).o, c.v), 1e-13);
 }
 
-// What cyclic_flow feeds to the two passes: q and k after their norms, and the write vectors beta U(-clock) b [T, H, M].
+// The inputs of the two passes of cyclic_flow: q and k after their norms, and the write vectors beta U(-clock) b [T, H, M].
 struct PassInputs {
   std::vector<double> q, k, writes, clocks;
 };
@@ -365,7 +365,7 @@ void rotate(int64_t M, double tau, double* x) {
   }
 }
 
-// The middle line of eq:cyfa-two-pass, one token: U(-clock) A^T softmax(A U(clock) scores) with A = R Phi [m, M].
+// The middle line of eq:cyfa-two-pass for one token: U(-clock) A^T softmax(A U(clock) scores) with A = R Phi [m, M].
 std::vector<double> slot_readout(int64_t M, const std::vector<double>& table, double clock, std::vector<double> scores) {
   const int64_t m = M - 1;
   rotate(M, clock, scores.data());
@@ -415,7 +415,7 @@ TEST(ScalarGatedLaReference, TwoPassesAndAReadoutAreCyclicFlow) {
   }
 }
 
-// Through the final states alone the readout takes no part: the gate's gradient is the sum of the two passes' own.
+// Through the final states only, the readout is not involved: the gate's gradient is the sum of those of the two passes.
 TEST(ScalarGatedLaReference, GatesOfBothPassesAddUp) {
   const CyclicFlowCase c = random_cyclic_flow_case({.lengths = {12, 0, 5}, .H = 2, .K = 4, .V = 3, .M = 16, .seed = 81});
   const PassInputs p = pass_inputs(c);

@@ -1,5 +1,6 @@
-// CYFA_CLONES before a function: one copy of it per instruction set, chosen when the program starts. What it calls is copied with it only
-// where it is inlined.
+// CYFA_CLONES in front of a function definition compiles it once per x86-64 level and selects a version when the program is loaded (GCC
+// function multiversioning). Used by rowwise/rowwise.cc and delta_rule/inverse.cc. A callee is compiled for the same level only if it is
+// inlined. Empty for other compilers and architectures, and under AddressSanitizer.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)

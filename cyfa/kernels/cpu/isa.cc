@@ -1,9 +1,10 @@
+// Run-time detection of the CPU's instruction sets; see isa.h.
 #include "cyfa/kernels/cpu/isa.h"
 
 namespace cyfa::cpu {
 
 bool isa_available(Isa isa) {
-#if defined(__x86_64__)  // the one architecture for which the AVX files are compiled as such
+#if defined(__x86_64__)  // the AVX source files are compiled with AVX flags on this architecture only
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 #else

@@ -1,7 +1,11 @@
-// A vector of floats in AVX2 with FMA: load, store, their first-few forms for row ends, sum and largest of the lanes, and the
-// free functions add, mul, fma, max and add_to_exponent. Kernels are written once over such a type.
-// Included only by files compiled for this instruction set. They are linked together with files for others, so that nothing here
-// may be merged between them: all of it is in an anonymous namespace.
+// A vector of fp32 lanes in AVX2 with FMA. CPU kernels (gemv, the cyclic_flow step) are templates over a vector type with this interface:
+//   load, store             kWidth contiguous floats, unaligned; load_bf16 widens kWidth bf16 numbers
+//   load_first, store_first the first `count` lanes, for row ends; the other lanes are loaded as zero
+//   sum, top                sum and maximum of the lanes
+//   add, mul, fma, max      lane by lane; fma(a, b, c) = a b + c
+//   add_to_exponent(a, n)   adds the integers in the low bits of n to the exponents of a
+// Included only by files that are compiled for this instruction set. They are linked with files compiled for other sets, so everything is
+// in an anonymous namespace: the linker must not merge functions across instruction sets.
 #pragma once
 
 #include <immintrin.h>

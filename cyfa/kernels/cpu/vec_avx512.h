@@ -1,6 +1,6 @@
-// The same in AVX-512 (F, DQ, VL): see vec_avx2.h.
-// Included only by files compiled for this instruction set. They are linked together with files for others, so that nothing here
-// may be merged between them: all of it is in an anonymous namespace.
+// A vector of fp32 lanes in AVX-512 (F, DQ, VL), with the interface described in vec_avx2.h.
+// Included only by files that are compiled for this instruction set. They are linked with files compiled for other sets, so everything is
+// in an anonymous namespace: the linker must not merge functions across instruction sets.
 #pragma once
 
 #include <immintrin.h>
@@ -38,7 +38,7 @@ struct Avx512Vec {
   }
 
  private:
-  // Masked, though whole: GCC 12 warns of an uninitialised value inside its own header for the plain forms.
+  // Masked with all lanes set: for the unmasked intrinsics GCC 12 warns about an uninitialised value inside its own header.
   template <int kHalf>
   static __m256 half(Avx512Vec v) {
     return _mm512_maskz_extractf32x8_ps(0xFF, v.x, kHalf);

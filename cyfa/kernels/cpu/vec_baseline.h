@@ -1,6 +1,6 @@
-// The vector type of every CPU: see vec_avx2.h for what a vector type offers.
-// Included only by files compiled for this instruction set. They are linked together with files for others, so that nothing here
-// may be merged between them: all of it is in an anonymous namespace.
+// A vector of fp32 lanes for every CPU, with the interface described in vec_avx2.h.
+// Included only by files that are compiled for the baseline instruction set. They are linked with files compiled for other sets, so
+// everything is in an anonymous namespace: the linker must not merge functions across instruction sets.
 #pragma once
 
 #include <stdint.h>
@@ -8,7 +8,7 @@
 namespace cyfa::cpu {
 namespace {
 
-// Four lanes of the compiler's own vector type: SSE on x86-64, NEON on arm64.
+// Four lanes of GCC's vector extension: SSE on x86-64, NEON on arm64.
 struct BaselineVec {
   static constexpr int64_t kWidth = 4;
   using Lanes __attribute__((vector_size(16))) = float;

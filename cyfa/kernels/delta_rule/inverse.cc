@@ -1,4 +1,4 @@
-// Forward substitution, a row at a time: T_i = e_i - sum over j < i of A_ij T_j.
+// Forward substitution, one row at a time: T_i = e_i - sum over j < i of A_ij T_j. See inverse.h.
 #include "cyfa/kernels/delta_rule/inverse.h"
 
 #include <algorithm>

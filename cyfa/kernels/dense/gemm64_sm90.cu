@@ -1,7 +1,9 @@
-// See gemm64_cuda.h. Rows are the 64 rows of wgmma; a cluster takes kWidth rows of the weights, its kSplit blocks a part of the columns
-// each and a block's kTeams warpgroups every kTeams-th panel of these. All of a block's columns have their own place in shared memory: the
-// weights are on their way before the launch before this one is over, then x follows. Warp w of a team sends its sums, those of strip w
-// (rows 16 w to 16 w + 15), to the block that finishes them; there they are added up in the order of blocks and teams.
+// Matrix product for up to 64 rows of x by TMA and wgmma; see gemm64_sm90.h.
+// The rows of x are the M = 64 rows of wgmma. A cluster computes kWidth columns of the product (rows of the weights). Its kSplit thread
+// blocks split the reduction (split-K), and inside a block warpgroup ("team") t takes the 64-column panels t, t + kTeams, ... Every panel
+// has its own buffer in shared memory, so no buffer is reused: the TMA loads of all weight panels are issued before griddepcontrol.wait,
+// those of x after it. Warp w of a warpgroup holds the sums of strip w (rows 16 w .. 16 w + 15) and sends them through distributed shared
+// memory to the block that finishes this strip. That block adds the partial sums in the order of blocks and warpgroups.
 #include "cyfa/kernels/dense/gemm64_sm90.h"
 
 #include <cooperative_groups.h>
@@ -22,39 +24,40 @@ using sm90::kRowBytes;
 
 constexpr int kRows = 64;
 constexpr int kTeamThreads = 128;
-constexpr int kStrips = 4;  // of kRows, a warp's of a team each
+constexpr int kStrips = 4;  // of kRows; one per warp of a warpgroup
 constexpr int kStripRows = kRows / kStrips;
-constexpr int kMaxPanels = 32;  // of a block: a lane asks for each
-constexpr int kMaxParts = 64;   // of squares
+constexpr int kMaxPanels = 32;  // of a block: each lane of one warp issues the copies of one panel
+constexpr int kMaxParts = 64;   // partial sums of squares of a row
 constexpr int kMaxSharedBytes = 227 * 1024;
-constexpr int kPanelBytes = kRows * kRowBytes;  // of x
+constexpr int kPanelBytes = kRows * kRowBytes;  // of a panel of x
 constexpr float kSmallest = 1.17549435e-38F;
 
-// kSplit: of the columns over a cluster's blocks.
+// Tile shape of a kernel. kSplit: thread blocks of a cluster, which split the reduction.
 template <int kWidth_, int kSplit_, int kTeams_, Gemm64Output kOutput_>
 struct Shape {
   static constexpr int kWidth = kWidth_, kSplit = kSplit_, kTeams = kTeams_;
   static constexpr Gemm64Output kOutput = kOutput_;
-  static constexpr bool kPairs = kOutput == Gemm64Output::kSwiglu;
+  static constexpr bool kPairs = kOutput == Gemm64Output::kSwiglu;  // g and u, the two halves of kSwiglu's weights, are multiplied together
   static constexpr int kOutputs = kPairs ? kWidth / 2 : kWidth;
   static constexpr int kThreads = kTeams * kTeamThreads, kWarps = kThreads / 32;
-  static constexpr int kQuads = kWidth / 8;            // a thread has four sums of each: two neighbouring columns of two rows
-  static constexpr int kOwnStrips = kStrips / kSplit;  // that a block finishes
+  static constexpr int kQuads = kWidth / 8;  // groups of 8 columns; a thread holds four sums of each: two neighbouring columns of two rows
+  static constexpr int kOwnStrips = kStrips / kSplit;  // strips that a block finishes
   static constexpr int kOwnRows = kOwnStrips * kStripRows;
   static constexpr int kPanelStride = kPanelBytes + kWidth * kRowBytes;
-  static constexpr int kSquareGroups = kThreads / kOwnRows;  // of threads that add up squares of the same rows
+  static constexpr int kSquareGroups = kThreads / kOwnRows;  // groups of threads that add up squares of the same rows
 
   using Sums = float4[kOwnStrips][kQuads][32];
-  struct Fixed {                                        // behind the panels
-    Sums sums[kSplit > 1 ? (kSplit - 1) * kTeams : 1];  // from the other blocks
+  struct Fixed {                                        // shared memory after the panels
+    Sums sums[kSplit > 1 ? (kSplit - 1) * kTeams : 1];  // sums received from the other blocks
     float squares[kSquareGroups][kOwnRows];
     uint64_t here[kMaxPanels], sums_here;
   };
+  // Panels of a block, rounded up, and its dynamic shared memory for `in` columns of x.
   static constexpr int64_t panels(int64_t in) { return (in / kPanelColumns + kSplit - 1) / kSplit; }
   static constexpr int64_t shared_bytes(int64_t in) { return panels(in) * kPanelStride + static_cast<int64_t>(sizeof(Fixed)); }
 };
 
-// A team's sums over its panels of x times the weights' rows; panels are taken as they come.
+// d = a warpgroup's panels of x times the weights, in the order of panels. `here` are the panels' mbarriers.
 template <class S>
 __device__ void multiply(float (&d)[S::kWidth / 2], uint32_t panels, int team, int count, uint64_t* here) {
 #pragma unroll
@@ -76,7 +79,8 @@ __device__ void multiply(float (&d)[S::kWidth / 2], uint32_t panels, int team, i
 
 __device__ __forceinline__ float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-// The squares of a block's rows: asked for while x comes, added up when the products are done.
+// The sums of squares of a block's rows for a fused RMSNorm. load() issues the reads while x is in flight, put() reduces them after the
+// products, and rate() is 1 / rms of one row of the block.
 template <class S>
 struct Squares {
   static constexpr int kHeld = kMaxParts / S::kSquareGroups;
@@ -103,7 +107,7 @@ struct Squares {
   }
 };
 
-// Two neighbouring outputs from `column` on.
+// Stores two neighbouring columns, `column` and the next; adds the bias.
 template <Gemm64Output kOutput>
 __device__ __forceinline__ void store_two(const Gemm64& p, int row, int64_t column, float2 y) {
   if (row >= p.rows || column >= p.out) return;
@@ -115,11 +119,11 @@ __device__ __forceinline__ void store_two(const Gemm64& p, int row, int64_t colu
   *reinterpret_cast<__nv_bfloat162*>(static_cast<bf16*>(p.y) + at) = __floats2bfloat162_rn(y.x, y.y);
 }
 
-// What kAdd adds to, of a thread: two neighbouring columns of `row` and row + 8.
+// The residual stream that kAdd adds to: a thread's two neighbouring columns of rows `row` and `row` + 8.
 struct Residual {
   int row;
   int64_t column;
-  bool own;  // the thread has such columns
+  bool own;  // the thread holds columns of the output
   float2 weight = {}, x[2] = {};
 
   __device__ void load_weight(const Gemm64& p) {
@@ -133,7 +137,7 @@ struct Residual {
       x[h] = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(from));
     }
   }
-  // The square of the thread's columns of row + 8 h.
+  // Stores the sum for row + 8 h, writes it to p.next times the norm's weight, and returns the sum of squares of the two columns.
   __device__ float add(const Gemm64& p, int h, float2 y) const {
     if (!own || row + 8 * h >= p.rows) return 0;
     const __nv_bfloat162 rounded = __floats2bfloat162_rn(x[h].x + y.x, x[h].y + y.y);
@@ -185,7 +189,7 @@ __global__ void __launch_bounds__(S::kThreads) decode_gemm64_sm90(const __grid_c
   const int64_t column = first_output + 8 * warp + 2 * (lane % 4);
   Residual residual{rank * kStripRows + lane / 4, column, warp < S::kQuads && column < p.out};
   if constexpr (kAdds) residual.load_weight(p);
-  __syncthreads();  // the barriers are there
+  __syncthreads();  // the mbarriers are initialised
   sm90::wait_for_earlier_launch();
 
   if (warp == 0 && lane < count) {
@@ -210,12 +214,13 @@ __global__ void __launch_bounds__(S::kThreads) decode_gemm64_sm90(const __grid_c
     }
   } else {
     if (normed) squares.put(shared);
-    __syncthreads();  // all products are done: the block's own sums take the panels' place
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // all blocks have their barriers
+    __syncthreads();  // all products are complete: the block's own sums overwrite the panels
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // every block of the cluster has initialised its mbarriers
     typename S::Sums* const own = reinterpret_cast<typename S::Sums*>(panels);
-    const auto place = [&](int block) { return (block - (block > rank ? 1 : 0)) * S::kTeams; };  // of another's first sums
+    // Index of the first sums of another block in `shared`.
+    const auto place = [&](int block) { return (block - (block > rank ? 1 : 0)) * S::kTeams; };
     const int to = strip / S::kOwnStrips;
-    // Where this block's sums stand in block `to`.
+    // Index of this block's sums in block `to`.
     const int there = (rank - (rank > to ? 1 : 0)) * S::kTeams + team;
 #pragma unroll
     for (int i = 0; i < S::kQuads; ++i) {
@@ -270,7 +275,8 @@ __global__ void __launch_bounds__(S::kThreads) decode_gemm64_sm90(const __grid_c
           y = make_float4(y.x * low, y.y * low, y.z * high, y.w * high);
           const int64_t at = first_output + 8 * i + 2 * (lane % 4);
           if constexpr (S::kPairs) {
-            // u's columns stand kOutputs further, which is a multiple of 4: half a quad more, perhaps.
+            // u's columns follow g's at a distance of kOutputs, which is 4 modulo 8. So the u of a column pair is held by lane ^ 2, of the
+            // quad kOutputs / 8 further on or of the next one.
             static_assert(S::kOutputs % 8 == 4);
             if (8 * i + 2 * (lane % 4) >= S::kOutputs) continue;
             const float4 u = sum_of(s, i + S::kOutputs / 8 + (lane % 4 >= 2 ? 1 : 0), lane ^ 2);
@@ -304,10 +310,11 @@ cudaError_t launch(const Gemm64& p, cudaStream_t stream) {
                                     stream, p, x, weight);
 }
 
-// Clusters of four, one block to a multiprocessor, fit only 30 at once on an H200, of two 66; two blocks of more than 113 KB do not fit
-// together. So wide outputs take clusters of two (four of 104 and 176 rows: 6.1 and 11.0 us in place of 5.5 and 7.1, alone in a row), and
-// sums over many columns 26 clusters of 40 rows (32 of 32: 8.0 us in place of 5.0).
-using Narrow = Shape<8, 1, 1, Gemm64Output::kStore>;  // so few columns that a block takes them all
+// Tile shapes. With one block per SM an H200 holds 30 clusters of four blocks or 66 of two; two blocks of more than 113 KB do not share an
+// SM. Wide outputs therefore use clusters of two (clusters of four with 104 and 176 rows of weights take 6.1 and 11.0 us instead of 5.5 and
+// 7.1, launched back to back). Long reductions use 26 clusters of 40 rows for 1,024 outputs (32 clusters of 32 rows take 8.0 us instead of
+// 5.0).
+using Narrow = Shape<8, 1, 1, Gemm64Output::kStore>;  // few input columns: one block computes the whole reduction
 using Store = Shape<56, 2, 1, Gemm64Output::kStore>;
 using Add = Shape<32, 4, 1, Gemm64Output::kAdd>;
 using LongAdd = Shape<40, 4, 2, Gemm64Output::kAdd>;
@@ -315,7 +322,7 @@ using Swiglu = Shape<88, 2, 1, Gemm64Output::kSwiglu>;
 constexpr int64_t kNarrowColumns = 256;
 constexpr int64_t kLongColumns = 1536;
 
-// Calls f with the shape that takes p.
+// Calls f with the tile shape for p.
 template <class F>
 auto with_shape(const Gemm64& p, const F& f) {
   switch (p.output) {
@@ -325,6 +332,7 @@ auto with_shape(const Gemm64& p, const F& f) {
   }
 }
 
+// The Normable of x: one block of one warp per row, eight columns per lane and load.
 __global__ void __launch_bounds__(32) decode_begin_sm90(const bf16* x, int vectors, const float* weight, Normable out) {
   sm90::let_next_launch_begin();
   sm90::wait_for_earlier_launch();

@@ -1,4 +1,5 @@
-// wgmma of the widths that gemm64_cuda.cu takes, as in sm90/wgmma.cuh; both operands are of along_columns.
+// The wgmma shapes that gemm64_sm90.cu uses and sm90/wgmma.cuh lacks (N = 8, 32, 40, 56, 88). Both operands are descriptors of
+// along_columns (sm90/tile.cuh); registers are laid out as in sm90/wgmma.cuh.
 #pragma once
 
 #include "cyfa/kernels/sm90/tile.cuh"

@@ -1,4 +1,4 @@
-// Choice of instruction set for gemv, and the version that every CPU runs.
+// CPU matrix-vector product (gemv.h): choice of the instruction set, argument checks, and the baseline version.
 #include <stdexcept>
 #include <string>
 

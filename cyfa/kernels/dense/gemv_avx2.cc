@@ -1,4 +1,4 @@
-// gemv for AVX2; see gemv_impl.h.
+// gemv_impl.h compiled for AVX2.
 #ifdef __AVX2__
 #include "cyfa/kernels/cpu/vec_avx2.h"
 #include "cyfa/kernels/dense/gemv_impl.h"
@@ -8,7 +8,7 @@ namespace cyfa::dense {
 void gemv_avx2(const Gemv& g, int64_t begin, int64_t end) { gemv<cpu::Avx2Vec>(g, begin, end); }
 
 }  // namespace cyfa::dense
-#else  // another architecture: isa_available() is false, and nobody calls this
+#else  // other architectures: never called, because isa_available() is false
 #include "cyfa/kernels/dense/gemv_impl.h"
 
 namespace cyfa::dense {

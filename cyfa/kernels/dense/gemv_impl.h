@@ -1,5 +1,5 @@
-// gemv written once over a vector type. Included by gemv.cc, gemv_avx2.cc and gemv_avx512.cc only; in an anonymous namespace since
-// the three are compiled for different instruction sets and linked together.
+// The matrix-vector product of gemv.h as a template over a vector type. Included only by gemv.cc, gemv_avx2.cc and gemv_avx512.cc. The
+// template is in an anonymous namespace, because these files are compiled for different instruction sets and linked together.
 #pragma once
 
 #include <stdint.h>
@@ -8,7 +8,7 @@
 
 namespace cyfa::dense {
 
-// Empty where the file was compiled for another architecture.
+// Empty functions in builds for other architectures.
 void gemv_avx2(const Gemv& g, int64_t begin, int64_t end);
 void gemv_avx512(const Gemv& g, int64_t begin, int64_t end);
 
@@ -33,14 +33,14 @@ Vec load_first(const uint16_t* from, int64_t count) {
   return Vec::load_bf16(whole);
 }
 
-// Numbers of a row that are taken at a time when there are several vectors: 512 of eight vectors are 16 KB, which stay in the L1 cache
-// while kChunk rows pass by. Whole rows instead ran at 80 to 90 GFLOP/s on two cores, this at 115 to 125.
-constexpr int64_t kStretch = 512;
-constexpr int64_t kChunk = 24;
-constexpr int64_t kTogether = 8;  // vectors
+// Cache blocking for several vectors: 512 columns of eight vectors are 16 KB, which stay in the L1 cache while kChunk rows of weights are
+// read. Runs at 115 to 125 GFLOP/s on two cores, against 80 to 90 without blocking.
+constexpr int64_t kStretch = 512;  // columns of a block
+constexpr int64_t kChunk = 24;     // rows of weights per block
+constexpr int64_t kTogether = 8;   // vectors per block
 
-// Adds to sum[r][n] the products of numbers begin .. end - 1 of rows w .. w + kRows - 1 and kBatch vectors, which stand at x. kPrefetch:
-// the rows that come next are asked for meanwhile.
+// Adds to sum[r][n] the products of columns begin .. end - 1 of weight rows w .. w + kRows - 1 and kBatch vectors. `x` points at column
+// `begin` of the first vector, interleaved. kPrefetch: prefetches the kRows rows that follow.
 template <class Vec, int kRows, int kBatch, bool kPrefetch, class Weight>
 void multiply(const Gemv& g, const Weight* w, const float* x, int64_t begin, int64_t end, Vec (*sum)[kBatch]) {
   const int64_t in = g.in, step = g.batch * kInterleave, whole = (end - begin) / kInterleave;
@@ -73,7 +73,7 @@ void multiply(const Gemv& g, const Weight* w, const float* x, int64_t begin, int
   }
 }
 
-// One vector: eight rows of weights on their way hide the memory's latency.
+// One vector: eight rows at a time, so that enough loads of weights are in flight to hide the memory latency.
 template <class Vec, int kRows, class Weight>
 void rows_of_one(const Gemv& g, int64_t row) {
   Vec sum[kRows][1];
@@ -82,7 +82,7 @@ void rows_of_one(const Gemv& g, int64_t row) {
   for (int r = 0; r < kRows; ++r) g.y[row + r] = Vec::sum(sum[r][0]) + (g.bias == nullptr ? 0.0F : g.bias[row + r]);
 }
 
-// The sums of kRows rows and kBatch vectors over one stretch, kept in memory between stretches.
+// Adds one column block to the sums of kRows rows and kBatch vectors. The sums stay in `kept` between column blocks.
 template <class Vec, int kRows, int kBatch, bool kPrefetch, class Weight>
 [[gnu::noinline]] void stretch(const Gemv& g, const Weight* w, int64_t b, int64_t begin, int64_t end,
                                float (*kept)[kTogether][Vec::kWidth]) {
@@ -100,7 +100,8 @@ template <class Vec, int kRows, int kBatch, bool kPrefetch, class Weight>
   }
 }
 
-// kRows rows and up to kTogether vectors over one stretch. Three rows by four vectors fill the sixteen registers of AVX2.
+// One column block of kRows rows and up to kTogether vectors. Three rows by four vectors use all sixteen registers of AVX2: twelve sums,
+// three weights, one x.
 template <class Vec, int kRows, class Weight>
 void stretches(const Gemv& g, const Weight* w, int64_t b, int64_t batch, int64_t begin, int64_t end,
                float (*kept)[kTogether][Vec::kWidth]) {
@@ -118,7 +119,7 @@ void stretches(const Gemv& g, const Weight* w, int64_t b, int64_t batch, int64_t
   }
 }
 
-// Rows row .. last - 1, at most kChunk of them, times vectors b .. b + batch - 1.
+// Rows row .. last - 1 (at most kChunk) times vectors b .. b + batch - 1.
 template <class Vec, class Weight>
 void chunk(const Gemv& g, int64_t row, int64_t last, int64_t b, int64_t batch) {
   float kept[kChunk][kTogether][Vec::kWidth] = {};

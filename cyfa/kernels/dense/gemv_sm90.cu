@@ -1,6 +1,7 @@
-// See gemv_cuda.h. A block takes kTiles tiles of eight outputs, its warps share the columns: chunk c is warp c % 8's. All of the block's
-// weights are in registers before the launch before this one is over; then each block stages the rows of x for itself, and the warps' sums
-// are added up in their order.
+// Matrix product for up to 16 rows of x; see gemv_sm90.h.
+// A thread block computes kTiles tiles of eight outputs, and its eight warps split the reduction: warp w takes the 32-column chunks w, w +
+// 8, ... The block loads all of its weights into registers before griddepcontrol.wait. After the wait each block normalises the rows of x
+// into its own shared memory, if the input has a norm, and the warps' partial sums are added in warp order.
 #include "cyfa/kernels/dense/gemv_sm90.h"
 
 #include "cyfa/kernels/dense/gemv_sm90_tile.cuh"
@@ -17,17 +18,19 @@ using rowwise::kVector;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kStepColumns = kWarps * kChunk;    // that a block's warps take at once
-constexpr int kManyOutputs = 3072;               // four tiles a block still keep most multiprocessors busy, and leave room beside them
-constexpr int64_t kFreeSharedBytes = 24 * 1024;  // of 48 KB that need no leave: what has a fixed size comes on top
-constexpr int64_t kMostSharedBytes = 36 * 1024;  // of staged rows: 16 of 1,024 or 8 of 2,048
+constexpr int kStepColumns = kWarps * kChunk;  // columns that the warps of a block take per step
+// With this many outputs, blocks of four tiles still occupy most SMs, and leave resources for the blocks of the next launch.
+constexpr int kManyOutputs = 3072;
+// Bytes of staged rows that fit, together with the static arrays, in the 48 KB that need no opt-in.
+constexpr int64_t kFreeSharedBytes = 24 * 1024;
+constexpr int64_t kMostSharedBytes = 36 * 1024;  // largest size of staged rows: 16 of 1,024 columns or 8 of 2,048
 constexpr float kSmallest = 1.17549435e-38F;
 
-// In vectors of eight. Neighbouring rows stand half of the banks apart.
+// Row stride of the staged rows, in vectors of eight. The odd multiple of 4 puts neighbouring rows half of the shared memory banks apart.
 __host__ __device__ constexpr int64_t staged_stride(int64_t in) { return in / kVector | 4; }
 
-// The norms of x, a warp a row; lane l holds the vectors l, l + 32, ... Without a gate a row is one run, with one a run is a power of two
-// of neighbouring lanes.
+// Writes RMSNorm(x) to `staged` as bf16, one warp per row; lane l holds the vectors l, l + 32, ... Without a gate the norm is over the
+// whole row. With one it is over runs of `width` columns, and a run is held by a power of two of neighbouring lanes.
 template <int kVectors, bool kGated>
 __device__ void stage_normed(const GemvCuda& p, const float* weight, uint4* staged) {
   const int lane = threadIdx.x % 32, vectors = static_cast<int>(p.in / kVector), run = static_cast<int>(p.width / kVector);
@@ -79,8 +82,8 @@ __device__ void stage_normed(const GemvCuda& p, const float* weight, uint4* stag
   __syncthreads();
 }
 
-// Row of the weights, and of the outputs, that tile `tile` of this block begins with. With SwiGLU the upper half of a block's tiles are the
-// rows of u that belong to the lower half's of g.
+// First row of the output and of the weights of this block's tile `tile`. With SwiGLU the upper half of a block's tiles are the rows of u
+// that belong to the rows of g in the lower half.
 template <int kTiles>
 __device__ int64_t first_output(const GemvCuda& p, int tile) {
   const int tiles = p.output == GemvOutput::kSwiglu ? kTiles / 2 : kTiles;
@@ -91,7 +94,7 @@ __device__ int64_t first_weight(const GemvCuda& p, int tile) {
   return first_output<kTiles>(p, tile) + (p.output == GemvOutput::kSwiglu && tile >= kTiles / 2 ? p.out : 0);
 }
 
-// This block's share of what later launches read.
+// Prefetches this block's share of p.ahead into the L2 cache.
 __device__ void ask_ahead(const GemvCuda& p) {
   if (p.ahead == nullptr) return;
   constexpr int64_t kUnit = 16;
@@ -100,7 +103,7 @@ __device__ void ask_ahead(const GemvCuda& p) {
   if (bytes > 0) sm90::prefetch_bulk(static_cast<const char*>(p.ahead) + begin * kUnit, bytes);
 }
 
-// Output `index` of a block's [kTiles, kRows, kTileRows], the warps' sums in their order.
+// Computes and stores output `index` of the block's [kTiles, kRows, kTileRows], adding the warps' sums in warp order.
 template <int kTiles, int kRows>
 __device__ void write_output(const GemvCuda& p, const float (&sums)[kWarps][kTiles][kRows][kTileRows], int index) {
   const int tile = index / (kRows * kTileRows), row = index / kTileRows % kRows, at = index % kTileRows;
@@ -127,7 +130,7 @@ __device__ void write_output(const GemvCuda& p, const float (&sums)[kWarps][kTil
   }
 }
 
-// kRows: 8 or 16.
+// kRows (8 or 16): rows of x that the block computes. kSteps: chunks per warp, rounded up.
 template <int kTiles, int kSteps, GemvInput kInput, int kRows>
 __global__ void __launch_bounds__(kThreads, kSteps* kRows <= 96 && kSteps != 8 ? 2 : 1)
     decode_gemv_sm90(const __grid_constant__ GemvCuda p) {
@@ -138,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, kSteps* kRows <= 96 && kSteps != 8 ?
   uint4 held[kTiles][kSteps];
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
-    const int64_t row = min(first_weight<kTiles>(p, tile) + tile_row(), of_rows - 1);  // what is past the end is not stored
+    const int64_t row = min(first_weight<kTiles>(p, tile) + tile_row(), of_rows - 1);  // rows past the end are clamped here and not stored
     const uint4* from = static_cast<const uint4*>(p.weight) + row * vectors + tile_quarter();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -165,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, kSteps* kRows <= 96 && kSteps != 8 ?
   }
   x += tile_row() * stride + tile_quarter();
   constexpr int kHalves = kRows / kTileRows;
-  uint4 of_x[2][kSteps] = {};  // all asked for before the first is used
+  uint4 of_x[2][kSteps] = {};  // all loads are issued before the first use
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
@@ -174,7 +177,7 @@ __global__ void __launch_bounds__(kThreads, kSteps* kRows <= 96 && kSteps != 8 ?
       if (tile_row() + half * kTileRows < p.rows && chunk < chunks) of_x[half][step] = x[half * kTileRows * stride + 4 * chunk];
     }
   }
-  // A product waits for the one before it in its chain. Several tiles are as many chains.
+  // Each mma of a chain waits for the one before it; several chains hide this latency. With kNorm the tiles are already independent chains.
   constexpr int kChains = kInput == GemvInput::kNorm ? 1 : 4;
   float4 tile_sums[kTiles][kChains] = {};
 #pragma unroll
@@ -211,7 +214,7 @@ cudaError_t launch(const GemvCuda& p, cudaStream_t stream) {
   const int64_t outputs = kTileRows * (p.output == GemvOutput::kSwiglu ? kTiles / 2 : kTiles);
   const int64_t bytes = kInput == GemvInput::kPlain ? 0 : p.rows * staged_stride(p.in) * static_cast<int64_t>(sizeof(uint4));
   const auto kernel = &decode_gemv_sm90<kTiles, kSteps, kInput, kRows>;
-  if (bytes > kFreeSharedBytes) {  // always for the most: another thread's launch may come between
+  if (bytes > kFreeSharedBytes) {  // always the maximum: launches of other threads may interleave
     const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes);
     if (status != cudaSuccess) return status;
   }
@@ -223,7 +226,7 @@ cudaError_t launch(const GemvCuda& p, cudaStream_t stream) {
 bool gemv_cuda_takes(const GemvCuda& p) {
   const bool plain = p.input == GemvInput::kPlain;
   if (p.rows < 0 || p.rows > kMaxGemvRows || p.in < kChunk || p.in % kChunk != 0 || p.in > (plain ? 24 : 8) * kStepColumns) return false;
-  if (p.rows > kTileRows && p.in > (plain ? 12 : 4) * kStepColumns) return false;  // too many registers, too much to stage
+  if (p.rows > kTileRows && p.in > (plain ? 12 : 4) * kStepColumns) return false;  // registers and staged rows would not fit
   if (p.output == GemvOutput::kSwiglu && p.input != GemvInput::kNorm) return false;
   if (p.out <= 0 || plain) return p.out > 0;
   if (p.input == GemvInput::kNorm) return p.width == p.in;

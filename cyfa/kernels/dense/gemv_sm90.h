@@ -1,8 +1,10 @@
-// Products of a few rows with bf16 weights on Hopper, for decoding: bound by the reading of the weights, with what stands before and behind
-// a projection in the same launch. No torch, no allocation. Arrays in device memory, contiguous, aligned to 16 bytes.
+// Products of up to 16 rows with a bf16 weight matrix on Hopper, for decoding. They are bound by reading the weights; norms and gates
+// before the projection and the activation or residual sum after it are fused. Called by the decode step of cyfa/engine/sm90. Writes y
+// only. No torch, no allocation. Arrays are in device memory, contiguous, aligned to 16 bytes.
 //
-// A launch reads its weights, and nothing else, while launches before it still run: they must have been written before the last one that
-// did not begin early.
+// Hazard: these kernels use programmatic dependent launch and read their weights (matrix and norm_weight), and nothing else, before
+// griddepcontrol.wait. The weights must have been written before the last launch on the stream that did not use programmatic dependent
+// launch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,20 +13,23 @@
 
 namespace cyfa::dense {
 
-constexpr int64_t kMaxGemvRows = 16;  // 8 where a row is wide: see gemv_cuda_takes
+constexpr int64_t kMaxGemvRows = 16;  // 8 for wide rows: see gemv_cuda_takes
 
+// What multiplies the weights.
 enum class GemvInput {
   kPlain,      // x
   kNorm,       // RMSNorm of x
-  kGatedNorm,  // RMSNorm of each run of `width` elements of x, times sigmoid(gate)
+  kGatedNorm,  // RMSNorm over each run of `width` columns of x, times sigmoid(gate)
 };
+// What happens to the products.
 enum class GemvOutput {
   kStore,   // bf16
   kFloat,   // fp32
-  kAdd,     // added to what is there, bf16
-  kSwiglu,  // silu(g) u, bf16, of weights [2 out, in]: rows of g, then of u
+  kAdd,     // added to y, bf16
+  kSwiglu,  // silu(g) u, bf16; the weights are [2 out, in]: the rows of g, then those of u. Needs kNorm
 };
 
+// Arguments of gemv_cuda.
 struct GemvCuda {
   GemvInput input = GemvInput::kPlain;
   GemvOutput output = GemvOutput::kStore;
@@ -33,15 +38,17 @@ struct GemvCuda {
   const void* x = nullptr;             // bf16 [rows, in]
   const void* gate = nullptr;          // bf16 [rows, in]
   const float* norm_weight = nullptr;  // [width]
-  int64_t width = 0;                   // of a norm: `in`, or with a gate a power of two from 8 to 256 of which that is a multiple
+  int64_t width = 0;                   // columns of a norm: `in`; with a gate a power of two from 8 to 256 that divides `in`
   float eps = 0;
   void* y = nullptr;            // [rows, out]
-  const void* ahead = nullptr;  // weights of later launches, brought to the L2 cache meanwhile: a multiple of 16 bytes; null: none
-  int64_t ahead_bytes = 0;
+  const void* ahead = nullptr;  // weights of later launches to prefetch into the L2 cache; null: none
+  int64_t ahead_bytes = 0;      // a multiple of 16
 };
 
+// Whether gemv_cuda supports these sizes. `in` is a multiple of 32, at most 6,144 (2,048 with a norm); half of that for more than 8 rows.
 bool gemv_cuda_takes(const GemvCuda& p);
-// Sums are in fp32, in an order that `in` and `input` alone fix: a row gives the same bits alone and among others.
+// y = product of p.input and the weights, as p.output says. Sums are in fp32, in an order that depends on `in` and `input` only: a row
+// gives the same bits in any batch. Returns cudaErrorInvalidValue for sizes that gemv_cuda_takes refuses.
 cudaError_t gemv_cuda(const GemvCuda& p, cudaStream_t stream);
 
 }  // namespace cyfa::dense

@@ -1,4 +1,4 @@
-// Choice of instruction set for key_decay.h, and the version that every CPU runs.
+// Dispatch of the key_decay.h functions to the widest instruction set, and their baseline version.
 #include "cyfa/kernels/key_decay/key_decay.h"
 
 #include "cyfa/kernels/cpu/isa.h"
@@ -26,12 +26,12 @@ const impl::Table& table() {
   return best;
 }
 
-// Products of many gates become smaller than the smallest normal number, with which x86 computes a hundred times as slowly; while one of
-// these lives they are zero.
+// Products of many gates become denormal numbers, with which x86 computes about a hundred times as slowly. While an object of this class
+// lives, this thread treats them as zero.
 class FlushDenormals {
  public:
 #ifdef __SSE__
-  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }  // flush to zero, denormals are zeros
+  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }  // flush to zero (FTZ), denormals are zeros (DAZ)
   ~FlushDenormals() { _mm_setcsr(before_); }
 
  private:

@@ -1,4 +1,4 @@
-// key_decay for AVX512; see key_decay_impl.h. On another architecture isa_available() is false, and nobody calls this.
+// key_decay_impl.h compiled for AVX-512. On other architectures isa_available() is false and the table is not used.
 #include "cyfa/kernels/key_decay/key_decay_impl.h"
 
 namespace cyfa::key_decay::impl {

@@ -1,6 +1,6 @@
-// The loops of key_decay.h, written once and compiled for each instruction set: `Isa` is a tag that keeps the copies apart. Columns go a
-// strip at a time, so that what a walk carries stays in registers or the L1 cache. Nothing of the standard library is called, so that no
-// copy of it made for one instruction set can end up in code for another.
+// The loops of key_decay.h, written once and compiled for each instruction set. `Isa` is a tag that makes the instantiations distinct
+// types. The loops process strips of kStrip columns, so that running products stay in registers or in the L1 cache. They call nothing from
+// the standard library: an inline function compiled for one instruction set could otherwise be linked into code for another.
 #pragma once
 
 #include "cyfa/kernels/key_decay/key_decay_table.h"
@@ -10,7 +10,7 @@ namespace cyfa::key_decay::impl {
 inline constexpr int64_t kStrip = 64;
 inline constexpr int64_t kLanes = 16;
 
-// A number of columns that the compiler knows.
+// A full strip, so that the compiler knows the trip count.
 struct WholeStrip {
   constexpr operator int64_t() const { return kStrip; }
 };
@@ -33,7 +33,7 @@ struct Loops {
     if (column < width) f(column, width - column);
   }
 
-  // Runs f(row of x and alpha, row of the compact side) over the rows of a stretch, forwards or backwards.
+  // Calls f(row of a full matrix, row of the compact matrix) for the rows of stretch i, forwards or backwards.
   template <bool kForwards, class F>
   static void over_rows(const Stretches& s, int64_t i, const F& f) {
     for (int64_t step = 0; step < s.length; ++step) {
@@ -100,7 +100,7 @@ struct Loops {
         if (grad_log == nullptr) return;
         Strip sum;
         sum.fill(0.0F);
-        over_rows<false>(s, i, [&](int64_t row, int64_t compact) {  // a gate has a share of every later row
+        over_rows<false>(s, i, [&](int64_t row, int64_t compact) {  // alpha[t] scales row t and all later rows of the stretch
           const float* g = grad + compact * width + column;
           const float* value = out + compact * width + column;
           float* to = grad_log + row * width + column;
@@ -133,7 +133,7 @@ struct Loops {
         if (grad_log == nullptr) return;
         Strip sum;
         sum.fill(0.0F);
-        over_rows<true>(s, i, [&](int64_t row, int64_t compact) {  // a gate has a share of every earlier row
+        over_rows<true>(s, i, [&](int64_t row, int64_t compact) {  // alpha[t] scales all earlier rows of the stretch
           const float* g = grad + compact * width + column;
           const float* value = out + compact * width + column;
           float* to = grad_log + row * width + column;
@@ -149,7 +149,7 @@ struct Loops {
 
   static void block_scores(int64_t size, int64_t width, const float* x, const float* y, const float* alpha, float* weights,
                            int64_t stride) {
-    float sums[kMaxBlock][kMaxBlock][kLanes];  // [t][s], of every kLanes-th column
+    float sums[kMaxBlock][kMaxBlock][kLanes];  // [t][s][l]: sum over columns l, l + kLanes, ...
     for (int64_t t = 0; t < size; ++t) {
       for (int64_t s = 0; s <= t; ++s) {
         for (float& sum : sums[t][s]) sum = 0.0F;
@@ -210,8 +210,8 @@ struct Loops {
   static void block_backward(int64_t size, int64_t width, const float* weights, int64_t stride, const float* x, const float* y,
                              const float* alpha, float* grad_x, float* grad_y, float* grad_log) {
     over_strips(width, [&](int64_t column, auto count) {
-      Strip decayed[kMaxBlock];  // D y[s] at t
-      Strip adjoint;             // of the same
+      Strip decayed[kMaxBlock];  // D y[s] for row t
+      Strip adjoint;             // its gradient
       for (int64_t s = 0; s < size; ++s) {
         for (int64_t j = 0; j < count; ++j) decayed[s][j] = y[s * width + column + j];
         for (int64_t t = s + 1; t < size; ++t) {

@@ -1,4 +1,5 @@
-// The functions of key_decay.h for each instruction set; those of sets that isa_available() denies must not be called.
+// Function table of key_decay.h for each instruction set, chosen in key_decay.cc. Tables of sets for which isa_available() is false must
+// not be used.
 #pragma once
 
 #include "cyfa/kernels/key_decay/key_decay.h"

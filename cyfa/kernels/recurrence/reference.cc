@@ -1,8 +1,8 @@
-// The recurrence token by token, and its adjoint. With dS_t the adjoint of S_t as the later tokens and the final state see it:
+// The recurrence of reference.h token by token, and its adjoint. dS_t is the gradient of S_t from later tokens and the final state:
 //   dS_t += scale q_t do_t^T,  dq_t = scale S_t do_t,  du_t = dS_t^T k_t,  dk_t = dS_t u_t,  dS' = dS_t
 //   delta rules, e_t = v_t - S'^T k_t:  dbeta_t = <du_t, e_t>,  de_t = beta_t du_t,  dv_t = de_t,  dk_t -= S' de_t,  dS' -= k_t de_t^T
 //   dlog_alpha = sum of S' dS' over the entries that the gate scales, dS_{t-1} = gated dS'.
-// The true S_{t-1} is at hand, and nothing is divided by a gate.
+// S_{t-1} itself is recomputed, so nothing is divided by a gate.
 #include "cyfa/kernels/recurrence/reference.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 using Matrix = std::vector<double>;  // [K, V]
 
-// The backward walk keeps every kSegment-th state of the forward walk and rebuilds the ones between.
+// Activation checkpointing: backward keeps every kSegment-th state and recomputes the states between them.
 constexpr int64_t kSegment = 64;
 
 void check(const Inputs& in) {
@@ -39,7 +39,7 @@ Matrix initial_state(const Inputs& in, int64_t pair) {
   return state;
 }
 
-// Which of a token's gates scales entry (i, j).
+// Index of the gate that scales entry (i, j) of the state.
 int64_t gate_of(const Inputs& in, int64_t i, int64_t j) { return in.gate == Gate::kRow ? i : in.gate == Gate::kColumn ? j : 0; }
 
 std::vector<double> gates_at(const Inputs& in, int64_t row) {
@@ -48,6 +48,7 @@ std::vector<double> gates_at(const Inputs& in, int64_t row) {
   return alpha;
 }
 
+// state = S', the state after token `row`'s gate.
 void gated(const Inputs& in, int64_t row, Matrix& state) {
   if (in.gate == Gate::kNone) return;
   const std::vector<double> alpha = gates_at(in, row);
@@ -56,7 +57,7 @@ void gated(const Inputs& in, int64_t row, Matrix& state) {
   }
 }
 
-// e = v - S'^T k of the delta rules.
+// The error e = v - S'^T k that the delta rules write, given state = S'.
 std::vector<double> missing(const Inputs& in, int64_t row, const Matrix& state) {
   std::vector<double> e(in.v + row * in.V, in.v + (row + 1) * in.V);
   for (int64_t i = 0; i < in.K; ++i) {
@@ -65,7 +66,7 @@ std::vector<double> missing(const Inputs& in, int64_t row, const Matrix& state) 
   return e;
 }
 
-// What the token writes beside its key, given S'.
+// u, the value that the token writes under its key, given state = S'.
 std::vector<double> written(const Inputs& in, int64_t row, const Matrix& state) {
   if (in.beta == nullptr) return {in.v + row * in.V, in.v + (row + 1) * in.V};
   std::vector<double> u = missing(in, row, state);
@@ -73,6 +74,7 @@ std::vector<double> written(const Inputs& in, int64_t row, const Matrix& state) 
   return u;
 }
 
+// state: S_{t-1} on entry, S_t on return.
 void advance(const Inputs& in, int64_t row, Matrix& state) {
   gated(in, row, state);
   const std::vector<double> u = written(in, row, state);
@@ -81,7 +83,8 @@ void advance(const Inputs& in, int64_t row, Matrix& state) {
   }
 }
 
-// On entry d_state is the adjoint of S_t as the later tokens and the final state see it; on return that of S_{t-1}.
+// On entry d_state is the gradient of S_t from later tokens and the final state, on return that of S_{t-1}. before and after are S_{t-1}
+// and S_t. Adds to the token's rows of `out`.
 void token_backward(const Inputs& in, int64_t row, const double* d_o, const Matrix& before, const Matrix& after, Matrix& d_state,
                     InputGradients& out) {
   const double* q = in.q + row * in.K;

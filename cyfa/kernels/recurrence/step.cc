@@ -1,5 +1,5 @@
-// A sweep over the rows of the state: read, gate, write, read out. The delta rules need S'^T k before they can write, which is a first
-// sweep.
+// The decode step of step.h. One sweep over the rows of the state gates them, adds the write and sums the output. The delta rules need S'^T
+// k before they can write, which takes a first sweep.
 #include "cyfa/kernels/recurrence/step.h"
 
 #include <algorithm>
@@ -8,10 +8,10 @@
 namespace cyfa::recurrence {
 namespace {
 
-// A row of the state after its gate: by_row times, for a column gate, by_column.
+// The gates of a pair as factors: entry (i, j) of the state is scaled by row[i] column[j].
 struct Gates {
   const float* row = nullptr;     // [K]
-  const float* column = nullptr;  // [V]; null: none
+  const float* column = nullptr;  // [V]; null: all ones
 };
 
 void pair_step(const StepParams& p, int64_t pair, const Gates& gates, float* u) {

@@ -1,4 +1,4 @@
-// One token of the short convolutions of rows_cuda.h: a column of a sequence a thread.
+// Decode step of the short convolution (rowwise_cuda.h): one thread per column and sequence. Overwrites y and shifts the state.
 #include <algorithm>
 
 #include "cyfa/kernels/rowwise/vector.cuh"
@@ -7,7 +7,7 @@ namespace cyfa::rowwise {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int64_t kMostRows = 65535;  // of a grid
+constexpr int64_t kMostRows = 65535;  // limit of gridDim.y
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) conv_step_kernel(ConvStepCuda p) {

@@ -1,4 +1,4 @@
-// The gates of a mixer and the loss of a head, of rows_cuda.h.
+// The gates of a mixer and the cross entropy of the language model head (rowwise_cuda.h).
 #include <cfloat>
 
 #include "cyfa/kernels/rowwise/vector.cuh"
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads) gates_kernel(GatesCuda p) {
   p.delta[at] = exact_sigmoid(number(x[2 * p.heads]) + p.d_bias[h]);
 }
 
-// kGateParts blocks take equal runs of rows. A thread stays with its head, so that the sums over its rows are registers.
+// kGateParts blocks take equal ranges of rows. A thread always works on the same head, so its sums over rows stay in registers.
 template <class T>
 __global__ void __launch_bounds__(kThreads) gates_backward_kernel(GatesCuda p) {
   __shared__ float shared[4][kThreads];
@@ -62,12 +62,12 @@ __global__ void __launch_bounds__(kThreads) gates_backward_kernel(GatesCuda p) {
   }
 }
 
-// A block takes a row: once for its largest logit and the sum of exponents below it, thread by thread, then again, from the cache, to
-// write.
+// One block per row. A first sweep finds the largest logit and the sum of exponentials (online softmax); a second one, which reads from the
+// cache, writes the gradient.
 constexpr int kLossThreads = 512;
 constexpr int kLossWarps = kLossThreads / 32;
 
-// The sum of exp(x - most) over what two of these have seen.
+// A running maximum and sum of exp(x - most), as in online softmax; add() merges two of them.
 struct Exponents {
   float most = -FLT_MAX, sum = 0;
 
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kLossThreads) loss_kernel(LossCuda p) {
   for (int w = 1; w < kLossWarps; ++w) seen.add(warps[w].most, warps[w].sum);
   if (threadIdx.x == 0) p.loss[row] = target < p.width ? seen.most + logf(seen.sum) - number(logits[target]) : nanf("");
   if (p.share == nullptr) return;
-  __syncthreads();  // the target's logit has been read
+  __syncthreads();  // the target's logit has been read before it is overwritten
   const float share = *p.share, scale = share / seen.sum;
 #pragma unroll 4
   for (int i = threadIdx.x; i < vectors; i += kLossThreads) {

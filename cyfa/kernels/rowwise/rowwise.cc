@@ -1,3 +1,4 @@
+// See rowwise.h. Compiled for several x86-64 levels (CYFA_CLONES) and vectorised by `omp simd`.
 #include "cyfa/kernels/rowwise/rowwise.h"
 
 #include <bit>
@@ -10,7 +11,8 @@ namespace cyfa::rowwise {
 
 namespace {
 
-// exp(x) to a unit or two in the last place, for x of at most 0; 0 below -87. Plain arithmetic, so that loops over it become vectors.
+// exp(x) for x <= 0, accurate to one or two units in the last place; 0 below -87. Branch-free arithmetic, so that loops around it
+// vectorise.
 inline float exp_of_negative(float x) {
   constexpr float kLog2e = 1.44269504F, kLn2High = 0.693359375F, kLn2Low = -2.12194440e-4F;
   constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to the nearest integer
@@ -36,7 +38,7 @@ inline float sigmoid(float x) {
 
 }  // namespace
 
-// A padded row is zero, and its norm must stay finite where eps is 0.
+// Lower bound of the mean square: keeps the norm of an all-zero (padding) row finite if eps is 0.
 constexpr float kSmallest = std::numeric_limits<float>::min();
 
 CYFA_CLONES void rms_norm(int64_t rows, int64_t width, const float* x, int64_t x_stride, const float* weight, float eps, float* rate,
@@ -156,7 +158,7 @@ CYFA_CLONES void gated_rms_norm(int64_t rows, int64_t width, const float* x, con
   }
 }
 
-// With n = x rate and y = n weight s(gate): d n = grad weight s, d x = rate (d n - n <n, d n> / width).
+// With n = x rate, s = sigmoid(gate) and y = n weight s: dn = grad weight s, dx = rate (dn - n <n, dn> / width).
 CYFA_CLONES void norm_backward(int64_t rows, int64_t width, const float* x, const float* rate, const float* weight, const float* gate,
                                const float* grad, float* grad_x, float* grad_gate, float* grad_weight) {
   for (int64_t r = 0; r < rows; ++r, x += width, grad += width, grad_x += width) {
@@ -192,7 +194,7 @@ CYFA_CLONES void norm_backward(int64_t rows, int64_t width, const float* x, cons
 
 namespace {
 
-// Row t of a sequence whose first tokens are preceded by `before`.
+// Row t of a sequence; rows with t < 0 are in `before`.
 inline const float* row_at(int64_t t, int64_t width, int64_t past, const float* before, const float* x) {
   return t < 0 ? before + (past + t) * width : x + t * width;
 }
@@ -236,7 +238,7 @@ CYFA_CLONES void conv_backward_before(int64_t tokens, int64_t width, int64_t tap
   for (int64_t i = 0; i < past; ++i) {
     float* to = grad_before + i * width;
     for (int64_t d = 0; d < width; ++d) to[d] = 0;
-    for (int64_t t = 0; t <= i && t < tokens; ++t) {  // tap i - t reaches back from token t to this row
+    for (int64_t t = 0; t <= i && t < tokens; ++t) {  // tap i - t connects token t with this row
       const float* g = grad + t * width;
       const float* tap = weight + (i - t) * width;
 #pragma omp simd

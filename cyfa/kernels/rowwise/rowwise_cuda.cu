@@ -1,4 +1,5 @@
-// See rows_cuda.h. All of these move memory and little else: eight elements a thread and load, everything read once, fp32 between.
+// RMSNorm, SwiGLU and sums of partial gradients (rowwise_cuda.h). All are bound by memory bandwidth: a thread loads eight elements at a
+// time, everything is read once, and arithmetic is fp32.
 #include "cyfa/kernels/rowwise/vector.cuh"
 #include "cyfa/kernels/sm90/launch.cuh"
 
@@ -7,12 +8,12 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kMaxVectors = 8;     // of a lane, in a row of a norm: 2,048 elements
-constexpr int64_t kFewRows = 512;  // of a norm: a block each, since the time is that of one row
+constexpr int kMaxVectors = 8;     // per lane, in a row of a norm: 2,048 elements
+constexpr int64_t kFewRows = 512;  // up to this many rows a norm takes one block per row, to minimise latency
 constexpr float kSmallest = 1.17549435e-38F;
 
-// A warp takes a row; lane l holds the vectors l, l + 32, ... kFew: a block has one warp, asks for the weight with the row, and begins
-// while the launch before it ends.
+// One warp per row; lane l holds vectors l, l + 32, ... kFew: blocks of one warp that load the weight together with the row and use
+// programmatic dependent launch.
 template <class T, int kVectors, bool kGated, bool kPlus, bool kFew>
 __global__ void __launch_bounds__(kFew ? 32 : kThreads) norm_kernel(const __grid_constant__ NormCuda p) {
   const int lane = threadIdx.x % 32;
@@ -64,12 +65,12 @@ __global__ void __launch_bounds__(kFew ? 32 : kThreads) norm_kernel(const __grid
   }
 }
 
-// kNormParts blocks take equal runs of rows: two blocks a multiprocessor, all at once. A group of warps holds a row, a vector a thread, and
-// has kRows rows on their way at a time; the weight's sums stay in registers until the run's end.
+// kNormParts blocks take equal ranges of rows; two blocks per SM run at once. A group of kGroupWarps warps holds a row, one vector per
+// thread, and has kRows rows in flight. The sums for the weight's gradient stay in registers to the end of the range.
 template <class T, int kGroupWarps, bool kGated>
 __global__ void __launch_bounds__(kThreads, 2) norm_backward_kernel(NormCuda p) {
   constexpr int kGroups = kWarps / kGroupWarps, kRows = std::is_same_v<T, float> ? 2 : 4;
-  extern __shared__ float parts[];  // [width] for each group
+  extern __shared__ float parts[];  // [kGroups, width]
   __shared__ float dots[2][kWarps][kRows];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / kGroupWarps;
   const int at = (warp % kGroupWarps) * 32 + lane;
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, 2) norm_backward_kernel(NormCuda p) 
       along[r] = warp_sum(along[r]);
       if (kGroupWarps > 1 && lane == 0) dots[phase][warp][r] = along[r];
     }
-    if constexpr (kGroupWarps > 1) {  // two phases: who is ahead writes what nobody reads any more
+    if constexpr (kGroupWarps > 1) {  // `dots` is double buffered: a warp that runs ahead does not overwrite sums that others still read
       __syncthreads();
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, 2) norm_backward_kernel(NormCuda p) 
     __syncthreads();
     if (!idle) store(parts + group * p.width, at, gate_sums);
     __syncthreads();
-    const int heads = static_cast<int>(p.heads);  // a divisor of kGroups: a group's rows are all of one head
+    const int heads = static_cast<int>(p.heads);  // divides kGroups, so that all rows of a group belong to one head
     for (int64_t column = threadIdx.x; column < p.width; column += kThreads) {
       for (int h = 0; h < heads; ++h) {
         float sum = 0;
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(kThreads) swiglu_backward_kernel(SwigluCuda p,
   if (p.up != nullptr) store(static_cast<T*>(p.grad_up), from, u);
 }
 
-// A block takes 32 columns of a sum; a warp every 16th part, then the warps' sums are added up in their order.
+// A block computes 32 columns of a sum. Each warp adds every 16th part, then the warps' sums are added in warp order.
 constexpr int kSumWarps = 16;
 __global__ void __launch_bounds__(32 * kSumWarps) sum_parts_kernel(const __grid_constant__ SumParts p) {
   __shared__ float sums[kSumWarps][32];
@@ -232,7 +233,8 @@ __global__ void __launch_bounds__(32 * kSumWarps) sum_parts_kernel(const __grid_
   of.to[column] = p.add ? of.to[column] + sum : sum;
 }
 
-// Vectors of a lane where a warp holds a row; warps of a row where a thread holds a vector.
+// The smallest supported count that covers a row: vectors per lane if a warp holds a row (norm_kernel), warps per row if a thread holds one
+// vector (norm_backward_kernel).
 template <class F>
 cudaError_t with_vectors(int64_t width, const F& f) {
   switch ((width + 32 * kVector - 1) / (32 * kVector)) {

@@ -1,4 +1,5 @@
-// Eight elements at a time, fp32 or bf16 in memory, fp32 in registers: what the kernels of this folder share.
+// Loads and stores of eight elements, fp32 or bf16 in memory and fp32 in registers, and small device functions. Used by the kernels of this
+// folder, of dense/ and by the decode step of cyclic_flow.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,18 +12,19 @@
 
 namespace cyfa::rowwise {
 
-constexpr int kVector = 8;  // elements that a thread takes at once
+constexpr int kVector = 8;  // elements per thread and load
 
 struct Eight {
   float at[kVector];
 };
 
-// As they lie in memory: half the registers of bf16 until they are needed.
+// Eight elements in their memory format: bf16 takes half the registers until it is converted.
 template <class T>
 struct alignas(16) Packed {
   T at[kVector];
 };
 
+// Vector `index` of an array: elements 8 index .. 8 index + 7.
 __device__ __forceinline__ Eight load(const float* from, int64_t index) {
   const float4 a = reinterpret_cast<const float4*>(from)[2 * index], b = reinterpret_cast<const float4*>(from)[2 * index + 1];
   return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
@@ -58,6 +60,7 @@ __device__ __forceinline__ Eight unpack(const Packed<T>& x) {
   return load(x.at, 0);
 }
 
+// x as it is after a store and a load: rounded to bf16 if T is bf16.
 template <class T>
 __device__ __forceinline__ float rounded(float x) {
   if constexpr (std::is_same_v<T, float>) return x;
@@ -79,10 +82,10 @@ __device__ __forceinline__ void store(__nv_bfloat16* to, int64_t index, const Ei
   reinterpret_cast<uint4*>(to)[index] = {words[0], words[1], words[2], words[3]};
 }
 
-// Of gates, which are exponents later: to the last bits.
+// Accurate versions, for gates: log_alpha is summed and exponentiated later, which amplifies errors.
 __device__ __forceinline__ float exact_sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
 __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0F) + log1pf(expf(-fabsf(x))); }
-// Of activations.
+// Fast version, for activations.
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0F, 1.0F + __expf(-x)); }
 
 __device__ __forceinline__ float warp_sum(float x) {
@@ -91,6 +94,7 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
+// Calls f with a value of the element type.
 template <class F>
 cudaError_t with_type(RowType type, const F& f) {
   return type == RowType::kFloat32 ? f(float()) : f(__nv_bfloat16());

@@ -1,16 +1,18 @@
-// Launches on one stream of which the next begins while the blocks of the one before end.
+// Programmatic dependent launch: a kernel starts while the last blocks of the previous kernel on the same stream still run. Used by the
+// decoding kernels (gemv, gemm64, the cyclic_flow step), small norms and the backward pass of cyclic_flow.
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace cyfa::sm90 {
 
-// From here on the next launch may begin, if it is one of launch_early: its blocks take the places that this one's leave.
+// Lets the next kernel on the stream start, if it was launched by launch_early: its blocks are scheduled as this kernel's blocks exit or
+// leave resources free.
 __device__ __forceinline__ void let_next_launch_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
-// In such a launch: until the one before is over, and what it wrote can be read.
+// In a kernel launched early: waits until the previous kernel has completed and its writes are visible.
 __device__ __forceinline__ void wait_for_earlier_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// A launch of clusters of `cluster` blocks, or 0: of no clusters, that may begin early.
+// Launches a kernel that may start before the previous one on `stream` has ended. cluster: thread blocks per cluster, or 0 for no clusters.
 template <typename... Params>
 cudaError_t launch_cluster_early(void (*kernel)(Params...), int blocks, int cluster, int threads, int shared_bytes, cudaStream_t stream,
                                  const Params&... params) {
@@ -29,6 +31,7 @@ cudaError_t launch_cluster_early(void (*kernel)(Params...), int blocks, int clus
   return cudaLaunchKernelEx(&config, kernel, params...);
 }
 
+// The same without clusters, for a kernel with one parameter.
 template <typename Params>
 cudaError_t launch_early(void (*kernel)(Params), int blocks, int threads, int shared_bytes, cudaStream_t stream, const Params& params) {
   return launch_cluster_early(kernel, blocks, 0, threads, shared_bytes, stream, params);

@@ -1,5 +1,5 @@
-// Copies of boxes of a matrix from memory to the tiles of tile.cuh, by the tensor memory accelerator: one thread asks, a barrier in shared
-// memory counts the bytes that have come. Rows past the matrix's end come as zeros.
+// TMA copies between global memory and the tiles of tile.cuh. One thread issues a copy; an mbarrier counts the bytes that have arrived.
+// Rows past the end of the matrix are read as zeros and not written. Used by the kernels of cyclic_flow/sm90 and by dense/.
 #pragma once
 
 #include <cuda.h>
@@ -11,8 +11,8 @@ namespace cyfa::sm90 {
 
 namespace detail {
 
-// cuTensorMapEncodeTiled is asked for at run time, so that nothing links to the driver's library. Sizes, strides in bytes and boxes from
-// the last dimension on.
+// Encodes a tensor map with the 128-byte swizzle for 16-bit elements. Sizes, strides (in bytes) and boxes are listed from the innermost
+// dimension on. cuTensorMapEncodeTiled is looked up at run time, so that nothing links against the driver library.
 template <int kDimensions>
 cudaError_t encode_tensor_map(CUtensorMap& map, const void* from, const cuuint64_t (&size)[kDimensions],
                               const cuuint64_t (&stride)[kDimensions - 1], const cuuint32_t (&box)[kDimensions]) {
@@ -33,7 +33,7 @@ cudaError_t encode_tensor_map(CUtensorMap& map, const void* from, const cuuint64
                                             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   if (describe() == CUDA_SUCCESS) return cudaSuccess;
-  // The driver's call, unlike the runtime's, does not give a new thread its context: the first of autograd's had none.
+  // Unlike the runtime API, the driver call does not create a context for a new thread, such as autograd's: cudaFree(nullptr) does.
   const cudaError_t status = cudaFree(nullptr);
   if (status != cudaSuccess) return status;
   return describe() == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
@@ -41,8 +41,8 @@ cudaError_t encode_tensor_map(CUtensorMap& map, const void* from, const cuuint64
 
 }  // namespace detail
 
-// Describes a row-major matrix of 16-bit numbers with `stride` elements between rows, in boxes of 64 columns and `box_rows` rows: one panel
-// of a tile.
+// Tensor map of a row-major matrix of 16-bit numbers with `stride` elements between rows, in boxes of 64 columns and `box_rows` rows: one
+// panel of a tile.
 inline cudaError_t make_tensor_map(CUtensorMap& map, const void* matrix, int64_t rows, int64_t columns, int64_t stride, int box_rows) {
   const cuuint64_t size[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t row_bytes[1] = {static_cast<cuuint64_t>(stride * 2)};
@@ -50,15 +50,14 @@ inline cudaError_t make_tensor_map(CUtensorMap& map, const void* matrix, int64_t
   return detail::encode_tensor_map(map, matrix, size, row_bytes, box);
 }
 
-// One arrival at the barrier, which then also waits for `bytes` to come.
+// Arrives at the barrier once and adds `bytes` to the number of bytes that its phase waits for.
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, int bytes) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}" ::"r"(shared_address(barrier)),
                "r"(bytes)
                : "memory");
 }
 
-// How long the L2 cache is to keep what passes through it: what nothing will ask for soon goes first, what should be there a little longer
-// than the rest goes last.
+// L2 cache policies: evict_first for data that is not read again soon, evict_last for data that should outlive the rest.
 __device__ __forceinline__ uint64_t evict_first() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -70,6 +69,8 @@ __device__ __forceinline__ uint64_t evict_last() {
   return policy;
 }
 
+// Copies the box at (column, row) to shared memory address `to`; its bytes are counted at `barrier`. Boxes that cross the end are filled
+// with zeros.
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int column, int row, uint64_t* barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
@@ -84,7 +85,7 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
       : "memory");
 }
 
-// A run of bytes, a multiple of 16 from and to multiples of 16.
+// Copies `bytes` contiguous bytes to shared memory. The size and both addresses are multiples of 16.
 __device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes, uint64_t* barrier, uint64_t policy) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
                    shared_address(to)),
@@ -92,8 +93,9 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes,
                : "memory");
 }
 
-// Back to memory, a box and a run of bytes: what threads wrote has passed fence_async_proxy and a barrier. copies_read() before it is
-// written to again, or the block ends.
+// TMA stores from shared to global memory, of a box and of contiguous bytes. What threads wrote to shared memory must have passed
+// fence_async_proxy and a barrier. commit_stores() closes a group; copies_read() must follow before the source is overwritten or the block
+// ends.
 __device__ __forceinline__ void store_box(const CUtensorMap* map, int column, int row, uint32_t from) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column), "r"(row), "r"(from)
                : "memory");
@@ -105,17 +107,19 @@ __device__ __forceinline__ void store_bulk(void* to, uint32_t from, int bytes, u
 }
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Asks for a run of bytes, as above, into the L2 cache.
+// Prefetches contiguous bytes into the L2 cache; size and address are multiples of 16.
 __device__ __forceinline__ void prefetch_bulk(const void* from, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
 }
 
-// A warp's strip of 16 rows from its place in tiles of 128 rows, one panel or more, to memory: one lane asks for the copies, which
-// copies_read() waits for. `to` is the strip's first row; where the rows to be stored end inside, those after it are another's.
+// Stores a warp's strip of 16 rows, rows 16 strip .. 16 strip + 15 of a tile of 128 rows and kPanels panels. `to` is the strip's first row
+// in global memory and `rows` the number of rows to store. With at least 16, lane 0 issues TMA stores to (column, row) of `map`;
+// copies_read() must follow. With fewer, the rows that follow in global memory belong to someone else and a box would overwrite them, so
+// the lanes copy the valid rows themselves.
 template <int kPanels = 1>
 __device__ __forceinline__ void store_strip(uint32_t panel, int strip, const CUtensorMap* map, int column, int row, bf16* to,
                                             int64_t stride, int rows) {
-  int lane;  // asked for anew: what follows from it is seldom needed, and would be kept
+  int lane;  // read again from its register: values derived from it are rarely needed, and the compiler would keep them live
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   const uint32_t from = panel + 16 * strip * kRowBytes;
   if (rows >= 16) {
@@ -142,15 +146,15 @@ __device__ __forceinline__ void store_strip(uint32_t panel, int strip, const CUt
     __syncwarp();
   }
 }
-// Of the thread that asked; for a warp whose first lane did.
+// Waits until this thread's committed stores have read their source; copies_read() is for a warp whose lane 0 issued the stores.
 __device__ __forceinline__ void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ __forceinline__ void copies_read() {
   if (threadIdx.x % 32 == 0) wait_stores_read();
   __syncwarp();
 }
 
-// Four numbers to the place in shared memory of a block of the cluster that has the address `to` in this one; they count as bytes that come
-// at the barrier there.
+// Stores four floats in the shared memory of thread block `block` of the cluster, at the location whose address in this block is `to`.
+// Their bytes are counted at that block's copy of `barrier`.
 __device__ __forceinline__ void store_remote(uint32_t to, const uint64_t* barrier, int block, float4 x) {
   asm volatile(
       "{\n.reg .b32 to, barrier;\nmapa.shared::cluster.u32 to, %0, %2;\nmapa.shared::cluster.u32 barrier, %1, %2;\n"
@@ -160,7 +164,7 @@ __device__ __forceinline__ void store_remote(uint32_t to, const uint64_t* barrie
       : "memory");
 }
 
-// Makes barrier_init visible to the copies; by the thread that initialised, before the block's barrier.
+// Makes barrier_init visible to TMA and the cluster. Called by the initialising thread before the barrier of the thread block.
 __device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 }  // namespace cyfa::sm90

@@ -1,12 +1,13 @@
-// Boxes that hold rows of two matrices which lie one behind the other, as tma.cuh has them of one.
+// TMA copies of boxes that hold the same rows of two matrices which are contiguous in memory, such as the g and u halves of SwiGLU's
+// weights. Used by dense/gemm64_sm90.cu.
 #pragma once
 
 #include "cyfa/kernels/sm90/tma.cuh"
 
 namespace cyfa::sm90 {
 
-// Describes two row-major matrices of 16-bit numbers, `rows` rows each, in boxes of 64 columns and `box_rows` rows of the first, then the
-// same rows of the second: one panel of a tile.
+// Tensor map of two row-major matrices of 16-bit numbers, `rows` rows each, the second directly after the first. A box has 64 columns,
+// `box_rows` rows of the first matrix and then the same rows of the second: one panel of a tile.
 inline cudaError_t make_pair_map(CUtensorMap& map, const void* matrices, int64_t rows, int64_t columns, int box_rows) {
   const cuuint64_t size[3] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows), 2};
   const cuuint64_t stride[2] = {static_cast<cuuint64_t>(columns * 2), static_cast<cuuint64_t>(rows * columns * 2)};
@@ -14,6 +15,7 @@ inline cudaError_t make_pair_map(CUtensorMap& map, const void* matrices, int64_t
   return detail::encode_tensor_map(map, matrices, size, stride, box);
 }
 
+// Copies the box at (column, row) of both matrices to shared memory address `to`; its bytes are counted at `barrier`.
 __device__ __forceinline__ void copy_pair_box(uint32_t to, const CUtensorMap* map, int column, int row, uint64_t* barrier,
                                               uint64_t policy) {
   asm volatile(
@@ -23,7 +25,7 @@ __device__ __forceinline__ void copy_pair_box(uint32_t to, const CUtensorMap* ma
       : "memory");
 }
 
-// Asks for the description itself, which its first copy would wait for.
+// Prefetches the tensor map itself, which its first copy would otherwise wait for.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 }  // namespace cyfa::sm90

@@ -1,18 +1,19 @@
-// One wgmma instruction per function: d (64 x N, fp32, N = twice the registers) (+)= a (64 x 16) b (16 x N), of one warpgroup.
-// a comes from registers or from shared memory, b from shared memory, with kTransposeA and kTransposeB = 0 for an operand of along_columns
-// and 1 for one of along_rows. Between the first wgmma_fence and wgmma_wait no thread may touch d.
+// One wgmma instruction per function: d (64 x N, fp32) (+)= a (64 x 16) b (16 x N), by one warpgroup; N is twice the number of registers of
+// d. Operand a is in registers or in shared memory, b in shared memory. kTransposeA and kTransposeB are 0 for a descriptor of along_columns
+// and 1 for one of along_rows. d is overwritten if `accumulate` is 0. Between the first wgmma_fence and wgmma_wait no thread may touch d.
+// Used by the kernels of cyclic_flow/sm90.
 //
-// Who holds what: thread t of the warpgroup, warp w = t / 32, lane l: d[4 i + 2 h + c] is row 16 w + 8 h + l / 4, column 8 i + 2 (l % 4) +
-// c. The registers of a: a[0], a[2] are row l / 4 and columns 2 (l % 4) and that + 8; a[1], a[3] the same of row l / 4 + 8. So two
-// neighbouring 8-column blocks of an accumulator, packed to bf16, are the a of the next product.
+// Register layout for thread t of the warpgroup, warp w = t / 32, lane l: d[4 i + 2 h + c] is row 16 w + 8 h + l / 4, column 8 i + 2 (l %
+// 4) + c. In operand a, a[0] and a[2] hold row l / 4, columns 2 (l % 4) and 2 (l % 4) + 8 (and the next column each); a[1] and a[3] the
+// same of row l / 4 + 8. So two neighbouring 8-column blocks of an accumulator, converted to bf16, are the operand a of the next product.
 #pragma once
 
 #include "cyfa/kernels/sm90/tile.cuh"
 
 namespace cyfa::sm90 {
 
-// Operands in registers are to be complete before the wgmma_fence that precedes their products: else the compiler may compute one product's
-// operand after the product before it has begun, and then makes them wait for one another.
+// Forces values into registers at this point. Register operands must be complete before the wgmma_fence that precedes their products:
+// otherwise the compiler may compute one product's operand after an earlier product has been issued, and then serialises the products.
 template <int kProducts>
 __device__ __forceinline__ void settle(uint32_t (&a)[kProducts][4]) {
 #pragma unroll
@@ -74,7 +75,7 @@ __device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], ui
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB));
 }
 
-// The same with a and b in IEEE half precision.
+// The same with a and b in IEEE half precision (fp16).
 template <int kTransposeB>
 __device__ __forceinline__ void wgmma_half(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int accumulate) {
   asm volatile(

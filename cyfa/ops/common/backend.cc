@@ -1,3 +1,4 @@
+// See backend.h.
 #include "cyfa/ops/common/backend.h"
 
 #include "cyfa/ops/common/check.h"

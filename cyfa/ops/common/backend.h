@@ -1,4 +1,5 @@
-// Which implementation of an op runs: automatic, forceable, and always said aloud.
+// Choice of an op's implementation: automatic, or forced by the caller. The ops report which backend ran, and nothing falls back silently.
+// Used by cyclic_flow and the recurrences.
 #pragma once
 
 #include <string>
@@ -8,23 +9,23 @@
 namespace cyfa::ops {
 
 enum class Backend {
-  kAuto,       // the fastest that can take the inputs
+  kAuto,       // the fastest backend that supports the inputs
   kReference,  // fp64 token loop in plain C++, on the CPU: the definition
   kPortable,   // chunk-wise on ATen matrix products, any device
   kSm90,       // CUDA C++ for Hopper
 };
 
 const char* backend_name(Backend backend);     // "auto", "reference", "portable", "sm90"
-Backend parse_backend(std::string_view name);  // throws ArgumentError that lists the names
+Backend parse_backend(std::string_view name);  // throws ArgumentError with the valid names
 
-// What a backend says to a set of inputs: an empty refusal means that it takes them.
+// A backend's answer to a set of inputs: an empty refusal means that it supports them, otherwise it says why not.
 struct BackendOffer {
   Backend backend;
   std::string refusal;
 };
 
-// The forced backend, or for kAuto the first of `offers` (in order of speed) that does not refuse. Throws ArgumentError with
-// the refusal if the forced one refuses.
+// The forced backend, or for kAuto the first of `offers`, fastest first, that does not refuse. Throws ArgumentError with the refusal if the
+// forced backend refuses.
 Backend choose_backend(const char* op, Backend wanted, const std::vector<BackendOffer>& offers);
 
 }  // namespace cyfa::ops

@@ -1,3 +1,4 @@
+// See check.h.
 #include "cyfa/ops/common/check.h"
 
 #include <cmath>
@@ -93,7 +94,7 @@ void norm_eps(const char* op, double norm_eps) {
 
 void log_alpha(const char* op, const at::Tensor& log_alpha, const char* name) {
   if (!log_alpha.is_cpu() || log_alpha.numel() == 0) return;
-  const at::Tensor top = log_alpha.detach().max();  // NaN is the maximum of anything that holds one
+  const at::Tensor top = log_alpha.detach().max();  // NaN if any element is NaN
   const double largest = top.item<double>();
   if (largest <= 0.0) return;
   fail(op,

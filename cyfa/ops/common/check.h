@@ -1,4 +1,4 @@
-// Errors of the ops: each names the op, the argument, what came and what was wanted.
+// Argument checks of the ops. Each error names the op, the argument, what was passed and what was expected.
 #pragma once
 
 #include <torch/types.h>
@@ -7,7 +7,7 @@
 
 namespace cyfa::ops {
 
-// Thrown for every bad argument; nothing has been written when it is.
+// Thrown for every invalid argument, before anything is written.
 class ArgumentError : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
@@ -15,31 +15,34 @@ class ArgumentError : public std::invalid_argument {
 
 namespace check {
 
-// "cyclic_flow: q has shape [2, 3], wanted [B, T, H, K] = ..."
+// Throws ArgumentError with a message like "cyclic_flow: q has shape [2, 3], wanted [B, T, H, K] = ...".
 [[noreturn]] void fail(const char* op, const std::string& what);
 
-// A letter per dimension beside its wanted size; -1 leaves a size free.
+// A dimension: its letter in messages and its size; -1 allows any size.
 struct Dim {
   const char* letter;
   int64_t size;
 };
+// Throws unless x is defined and has these dimensions.
 void shape(const char* op, const char* name, const at::Tensor& x, std::initializer_list<Dim> wanted);
 
 void floating(const char* op, const char* name, const at::Tensor& x);  // fp64, fp32 or bf16
+// other_name: the argument that determines the wanted type or device.
 void same_dtype(const char* op, const char* name, const at::Tensor& x, const char* other_name, at::ScalarType wanted);
 void same_device(const char* op, const char* name, const at::Tensor& x, const char* other_name, at::Device wanted);
 
-// Sequence borders of a packed batch, [N + 1] integers on the CPU or beside q: all that can be said without reading them.
+// The cu_seqlens of a packed batch: [N + 1] integers on the CPU or on q's device, with B = 1. Checks everything that does not need the
+// values.
 void borders(const char* op, const at::Tensor& cu_seqlens, int64_t B, at::Device device);
-// Their values, on the host: from 0 to T, never decreasing.
+// The values of cu_seqlens on the host; throws unless they start at 0, never decrease and end at T. Synchronises if they are on a GPU.
 std::vector<int64_t> sequence_offsets(const char* op, const at::Tensor& cu_seqlens, int64_t T);
 
 void widths(const char* op, int64_t H, int64_t K, int64_t V);  // at least 1 each
 void scale(const char* op, double scale);                      // finite
 void norm_eps(const char* op, double norm_eps);                // at least 0
 
-// Gates on a CPU are scanned for NaN and positive values (one pass over [B, T, H]); on a GPU that would cost a
-// synchronisation, so NaN there goes on to the output, and a positive gate lets the state grow.
+// Checks gates on a CPU for NaN and positive values, in one pass over [B, T, H]. On a GPU the check would cost a synchronisation and is
+// skipped: NaN then propagates to the output, and a positive value makes the state grow.
 void log_alpha(const char* op, const at::Tensor& log_alpha, const char* name = "log_alpha");
 
 }  // namespace check

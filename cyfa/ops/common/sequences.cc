@@ -1,3 +1,4 @@
+// See sequences.h.
 #include "cyfa/ops/common/sequences.h"
 
 #include <ATen/Parallel.h>
@@ -23,7 +24,8 @@ SegmentSize segment_size(const char* op, int64_t chunk, int64_t segment_chunks, 
   SegmentSize size;
   if (chunk > 0) size.chunk = chunk;
   if (segment_chunks > 0) size.chunks = segment_chunks;
-  // A CPU wants a working set that fits its cache: lanes by their length. A GPU wants all the work there is.
+  // On a CPU the working set should fit in the cache, so the number of lanes depends on the sequences' length. A GPU needs as much parallel
+  // work as possible.
   size.lanes = device.is_cpu() ? 0 : std::max<int64_t>(1, 1024 / heads);
   return size;
 }
@@ -44,8 +46,8 @@ std::vector<Segment> plan_segments(const std::vector<int64_t>& offsets, const Se
   const int64_t stride = size.chunk * size.chunks;
   int64_t saved = 0;
   std::vector<Segment> plan;
-  // For lanes of 0: short sequences of one length, as many as fill a segment. Of one length, so that a sequence is cut in the same way, and
-  // gives the same bits, whatever its company.
+  // lanes = 0: as many short sequences of equal length as fill a segment. Equal length, so that a sequence is divided in the same way, and
+  // gives the same bits, in any batch.
   const auto lanes_from = [&](int64_t first) {
     if (size.lanes > 0) return std::min(size.lanes, N - first);
     const int64_t most = std::max<int64_t>(1, stride / std::max<int64_t>(1, length(order[first])));
@@ -58,7 +60,7 @@ std::vector<Segment> plan_segments(const std::vector<int64_t>& offsets, const Se
     const int64_t longest = length(order[first]);
     for (int64_t begin = 0; begin < longest; begin += stride) {
       Segment s;
-      // A short sequence is not worth a whole chunk of padding; 16 keeps the matrix products' rows even.
+      // A short sequence is not padded to a whole chunk; a multiple of 16 keeps the rows of matrix products even.
       s.chunk = std::min(size.chunk, (longest + 15) / 16 * 16);
       s.chunks = std::min(size.chunks, (longest - begin + s.chunk - 1) / s.chunk);
       for (int64_t i = first; i < last && length(order[i]) > begin; ++i) {
@@ -77,8 +79,8 @@ std::vector<Segment> plan_segments(const std::vector<int64_t>& offsets, const Se
 }
 
 std::vector<WalkTask> plan_tasks(std::vector<Segment> segments, int64_t heads, at::Device device) {
-  // Every sequence's walk is one job; jobs are dealt to buckets whose number depends on the work alone, so that sums over the
-  // tasks come in the same order on every machine.
+  // All segments of a group of lanes are one job. Jobs are dealt to buckets, whose number depends on the work only and not on the number of
+  // threads, so that sums over several tasks always have the same order.
   constexpr int64_t kTasks = 32;
   std::vector<std::vector<Segment>> jobs;
   for (Segment& s : segments) {
@@ -187,7 +189,7 @@ at::Tensor SegmentCopy::gather(const at::Tensor& x, at::ScalarType dtype) const 
                         x.storage_offset() + first_ * x.stride(0));
   }
   const auto options = x.options().dtype(dtype);
-  at::Tensor y;  // [lanes, H, places, X]
+  at::Tensor y;  // [lanes, H, places, X]; places = chunks * C
   if (regular_) {
     y = padded_ ? at::zeros({lanes_, heads_, places, width}, options) : at::empty({lanes_, heads_, places, width}, options);
     y.narrow(2, 0, tokens_).copy_(view(x).transpose(1, 2));

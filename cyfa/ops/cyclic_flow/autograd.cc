@@ -1,11 +1,11 @@
-// cyclic_flow in torch's dispatcher: schemas, CPU, CUDA and Meta kernels, autograd.
+// Registration of cyclic_flow with torch's dispatcher: schemas, CPU, CUDA and Meta kernels, autograd.
 //
-//   cyfa::cyclic_flow            differentiable; returns o and the final state (k, v, clock), without elements where it is not wanted
-//   cyfa::_cyclic_flow_forward   o, final state, and what backward needs
-//   cyfa::_cyclic_flow_backward  the hand-derived backward; itself not differentiable
+//   cyfa::cyclic_flow            differentiable; returns o and the final state (k, v, clock), without elements if it is not requested
+//   cyfa::_cyclic_flow_forward   returns o, the final state, and what backward needs
+//   cyfa::_cyclic_flow_backward  the hand-derived backward; not differentiable itself
 //
-// The last two take the inputs that are there as one list, and `places`: where each stands in the order of `pack`. So the list of
-// arguments is spelled out once, and autograd sees every tensor of it.
+// The last two take the inputs that are present as one list, and `places`, the index of each in the order of pack(). So the argument list
+// is written down once, and autograd sees all of its tensors.
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -23,6 +23,7 @@ using TensorVector = std::vector<Tensor>;
 
 constexpr size_t kInputs = 13;
 
+// All inputs in one list; absent ones are undefined.
 TensorVector pack(const CyclicFlowInputs& in) {
   const CyclicFlowState state = in.initial_state.value_or(CyclicFlowState{});
   return {in.q,
@@ -49,6 +50,7 @@ CyclicFlowInputs unpack(at::TensorList present, at::IntArrayRef places) {
   return in;
 }
 
+// The results of forward in one list; an unwanted final state becomes tensors without elements.
 TensorVector pack(CyclicFlowForward out, bool final_state) {
   if (!final_state) {
     for (Tensor* x : {&out.final_state.k, &out.final_state.v, &out.final_state.clock}) *x = at::empty({0}, x->options());
@@ -56,7 +58,7 @@ TensorVector pack(CyclicFlowForward out, bool final_state) {
   return {out.o, out.final_state.k, out.final_state.v, out.final_state.clock, out.saved.k, out.saved.v, out.saved.clock, out.saved.scores};
 }
 
-// Optional tensors travel as lists of optionals; inside they are tensors that may be undefined.
+// Optional tensors are passed as lists of optionals; internally they are tensors that may be undefined.
 OptionalList to_optionals(at::TensorList x) {
   OptionalList list;
   for (const Tensor& t : x) list.push_back(t.defined() ? OptionalTensor(t) : OptionalTensor());
@@ -96,7 +98,7 @@ TensorVector forward_meta(at::TensorList inputs, at::IntArrayRef places, double 
   return pack(empty_cyclic_flow_forward(in, check_cyclic_flow(in), settings_of(scale, norm_eps, segment_size, keep, backend)), final_state);
 }
 
-// Absent gradients travel as empty tensors: a schema cannot return an undefined one.
+// The gradients in one list. Absent ones become empty tensors, because a schema cannot return an undefined tensor.
 TensorVector pack(const CyclicFlowGradients& g) {
   TensorVector x = {g.q,
                     g.k,
@@ -179,14 +181,14 @@ class CyclicFlowFunction : public torch::autograd::Function<CyclicFlowFunction> 
     out.resize(kInputs);  // cu_seqlens has no gradient
     TensorVector result;
     for (const int64_t place : places) result.push_back(out[static_cast<size_t>(place)]);
-    result.resize(result.size() + 2);  // nor have the places and the settings
+    result.resize(result.size() + 2);  // nor do `places` and the settings
     return result;
   }
 };
 
 using CyclicFlowResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-// The public schema: names, defaults; segment lengths and the backend are resolved here as in C++.
+// Implementation of the public schema; defaults and the backend are resolved as in C++.
 CyclicFlowResult cyclic_flow_entry(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& log_alpha, const Tensor& delta,
                                    const Tensor& beta, const Tensor& readout, const OptionalTensor& q_norm_weight,
                                    const OptionalTensor& k_norm_weight, const OptionalTensor& initial_k, const OptionalTensor& initial_v,

@@ -1,4 +1,4 @@
-// The front door of cyclic_flow: checks, defaults, backend choice, result shapes.
+// Entry point of cyclic_flow: argument checks, defaults, choice of the backend, shapes of the results.
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 
 #include <algorithm>
@@ -107,7 +107,7 @@ CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const Cy
   const auto clock = in.q.options().dtype(at::kDouble);
   CyclicFlowForward out;
   out.o = at::empty({s.B, s.T, s.H, s.V}, in.v.options());
-  const int64_t N = settings.backend == Backend::kSm90 && !settings.final_state ? 0 : s.N;  // the others compute in it
+  const int64_t N = settings.backend == Backend::kSm90 && !settings.final_state ? 0 : s.N;  // the other backends need it as working memory
   out.final_state = {at::empty({N, s.H, s.K, s.M}, compute), at::empty({N, s.H, s.M, s.V}, compute), at::empty({s.N, s.H}, clock)};
   if (settings.backend == Backend::kSm90) {
     out.saved = empty_cyclic_flow_sm90_saved(in, s, settings.keep == Keep::kStatesAndScores);
@@ -122,7 +122,8 @@ CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const Cy
   return out;
 }
 
-// Upper bounds that follow from shapes alone, as a compiler of graphs wants them: packed sequences end in N unfilled tiles at most.
+// Upper bounds that depend on shapes only, as torch.compile requires: each packed sequence ends in at most one partly filled tile. The
+// sizes of a tile and a section are those of the sm90 kernels (sm90_forward.h).
 CyclicFlowSaved empty_cyclic_flow_sm90_saved(const CyclicFlowInputs& in, const CyclicFlowShape& s, bool kept) {
   constexpr int64_t kTile = 128, kSection = 128;  // tokens, slots
   const int64_t sections = (s.M + kSection - 1) / kSection, filled = sections * kSection;
@@ -173,7 +174,7 @@ std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& in) {
 
 namespace {
 
-// The width of the sm90 kernels' heads that serve heads of `columns`: of up to 128 slots 64, 128 or 256, of more 256.
+// Head width of the sm90 kernel for heads of `columns`: 64, 128 or 256 for up to 128 slots, 256 for more.
 int64_t sm90_width(int64_t columns, const CyclicFlowShape& shape) {
   constexpr int64_t kSection = 128;
   int64_t width = kSm90Width;
@@ -181,8 +182,8 @@ int64_t sm90_width(int64_t columns, const CyclicFlowShape& shape) {
   return width;
 }
 
-// Heads are filled up with zeros to K and V columns, which adds nothing to any sum but RMSNorm's mean: over K columns it is a share of
-// what it was, and so must eps be; the weights make up for it.
+// Pads heads with zeros to K and V columns and calls the kernels. Padding changes no sum except RMSNorm's mean, which becomes K_old / K of
+// its value: eps is scaled by the same ratio, and the norm weights by its square root.
 CyclicFlowOutput call_filled_up(const CyclicFlowInputs& in, CyclicFlowSettings settings, const CyclicFlowShape& shape, int64_t K,
                                 int64_t V) {
   const int64_t more_k = K - shape.K, more_v = V - shape.V;

@@ -1,11 +1,13 @@
-// Cyclic Flow Attention: a slot memory that a learned clock moves through relative time (the paper's section 3).
+// Cyclic Flow Attention: a slot memory in which a learned clock moves writes through relative time (section 3 of the paper). Used by the
+// cyclic_flow mixer, the program and, as torch.ops.cyfa.cyclic_flow, by Python.
 //
 //   CyclicFlowInputs in{.q = q, .k = k, .v = v, .log_alpha = log_alpha, .delta = delta, .beta = beta, .readout = readout};
 //   CyclicFlowOutput out = cyclic_flow(in);             // out.o, out.final_state, out.backend
-//   out.o.sum().backward();                             // gradients to every input, initial state and norm weights included
+//   out.o.sum().backward();                             // gradients of every input, including initial state and norm weights
 //
-// Letters: B batch, T tokens, N sequences (= B, or cu_seqlens' count), H heads, K and V widths of a head, M stored slots,
-// m = M - 1 active slots (odd). Types: q, k, v alike in fp64, fp32 or bf16; states in fp32 (fp64 for fp64), the clock in fp64.
+// Letters: B batch, T tokens, N sequences (B, or the number of packed sequences in cu_seqlens), H heads, K and V head widths, M stored
+// slots, m = M - 1 active slots (odd). Types: q, k and v share a type, fp64, fp32 or bf16; states are fp32 (fp64 for fp64), the clock is
+// fp64.
 #pragma once
 
 #include <torch/types.h>
@@ -18,60 +20,64 @@
 
 namespace cyfa::ops {
 
-// The memory of N sequences, in absolute-clock coordinates (eq:cyfa-absolute-coordinates).
+// The memory of N sequences in absolute-clock coordinates (eq:cyfa-absolute-coordinates).
 struct CyclicFlowState {
   at::Tensor k;      // [N, H, K, M] fp32 (fp64 for fp64 inputs)
-  at::Tensor v;      // [N, H, M, V] likewise
-  at::Tensor clock;  // [N, H] fp64, so that a million tokens lose nothing; fp32 is accepted as an input
+  at::Tensor v;      // [N, H, M, V], same type
+  at::Tensor clock;  // [N, H] fp64, which stays exact over millions of tokens; fp32 is accepted as an input
 };
 
+// Arguments of cyclic_flow.
 struct CyclicFlowInputs {
   at::Tensor q;                                  // [B, T, H, K]
   at::Tensor k;                                  // [B, T, H, K]
   at::Tensor v;                                  // [B, T, H, V]
-  at::Tensor log_alpha;                          // [B, T, H] log of the forget gate, at most 0; any value down to -infinity
+  at::Tensor log_alpha;                          // [B, T, H] logarithm of the forget gate, from -infinity to 0
   at::Tensor delta;                              // [B, T, H] clock increments
   at::Tensor beta;                               // [B, T, H] write strengths
   at::Tensor readout;                            // [H, m, m]
-  std::optional<at::Tensor> q_norm_weight;       // [K]; absent: q is used as it comes
-  std::optional<at::Tensor> k_norm_weight;       // [K]; absent: k is used as it comes
-  std::optional<CyclicFlowState> initial_state;  // absent: empty memory, clock 0; never changed
-  std::optional<at::Tensor> cu_seqlens;          // [N + 1] borders of packed sequences (B = 1); empty sequences are allowed
+  std::optional<at::Tensor> q_norm_weight;       // [K]; absent: q is not normalised
+  std::optional<at::Tensor> k_norm_weight;       // [K]; absent: k is not normalised
+  std::optional<CyclicFlowState> initial_state;  // absent: empty memory, clock 0; not modified
+  std::optional<at::Tensor> cu_seqlens;          // [N + 1] boundaries of packed sequences (B = 1); empty sequences are allowed
 };
 
+// Options of cyclic_flow; the defaults suit training.
 struct CyclicFlowOptions {
   Backend backend = Backend::kAuto;
   std::optional<double> scale;  // dot-product scale; absent: K^-0.5
   double norm_eps = 1e-6;
-  int64_t chunk = 0;           // tokens a chunk (portable); 0: the measured default
+  int64_t chunk = 0;           // tokens per chunk (portable); 0: the measured default
   int64_t segment_chunks = 0;  // chunks between the states that forward saves for backward (portable); 0: the measured default
-  // Keep the slot scores for backward (M numbers a token and head) instead of computing them again. On sm90 it decides about all that
-  // backward needs: 1.3 KB a token and head (341 MB at B = 32, T = 2048, H = 4), or forward's time once more in backward.
+  // Save the slot scores for backward (M numbers per token and head) instead of recomputing them. On sm90 this covers everything that
+  // backward needs: 1.3 KB per token and head (341 MB at B = 32, T = 2048, H = 4); without it, backward runs forward again.
   bool save_scores = true;
-  bool final_state = true;  // whether the state after the last token is wanted; training does not need it
+  bool final_state = true;  // compute the state after the last token; training does not need it
 };
 
+// Results of cyclic_flow.
 struct CyclicFlowOutput {
   at::Tensor o;                      // [B, T, H, V], type of v
-  CyclicFlowState final_state;       // undefined where options.final_state is false
-  Backend backend = Backend::kAuto;  // the one that ran
+  CyclicFlowState final_state;       // undefined if options.final_state is false
+  Backend backend = Backend::kAuto;  // the backend that ran
 };
 
-// Throws ArgumentError for bad input before anything is computed.
+// The operator over whole sequences. Throws ArgumentError for invalid input before anything is computed.
 CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& inputs, const CyclicFlowOptions& options = {});
 
-// What each backend, fastest first, says to these inputs.
+// The answer of each backend to these inputs, fastest first.
 std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& inputs);
 
-// R Phi in stored order, [H, M, M] fp32 (fp64 for fp64): rows beyond m and column 1 are zero. Made once per model for steps.
+// The readout table R Phi in stored order, [H, M, M] fp32 (fp64 for fp64); rows from m on and column 1 are zero. Computed once per model
+// for decode steps.
 at::Tensor cyclic_flow_readout_table(const at::Tensor& readout);
 
-// What the slots hold now, by relative age: rows [N, H, M, X] in absolute-clock coordinates (state.v, or state.k transposed) turned by the
-// clock [N, H] and taken out of Fourier coordinates, [N, H, m, X].
+// The contents of the slots by relative age, [N, H, m, X]: rows [N, H, M, X] in absolute-clock coordinates (state.v, or state.k
+// transposed), rotated by the clock [N, H] and transformed back from Fourier coordinates.
 at::Tensor cyclic_flow_slots(const at::Tensor& rows, const at::Tensor& clock);
 
-// One token for each of B states, in place on `state`, without autograd. The states are contiguous, fp32 with the clock in fp64; k and v
-// may also both be bf16: half the memory, rounded at every step (docs/operator.md, "States in bf16").
+// Arguments of a decode step: one token for each of B states. The states are contiguous, fp32 with the clock in fp64. k and v may both be
+// bf16 instead: half the memory, rounded at every step (docs/operator.md, "States in bf16").
 struct CyclicFlowStepInputs {
   at::Tensor q;                             // [B, H, K]
   at::Tensor k;                             // [B, H, K]
@@ -79,16 +85,17 @@ struct CyclicFlowStepInputs {
   at::Tensor log_alpha;                     // [B, H]
   at::Tensor delta;                         // [B, H]
   at::Tensor beta;                          // [B, H]
-  at::Tensor readout_table;                 // [H, M, M], of cyclic_flow_readout_table
+  at::Tensor readout_table;                 // [H, M, M], from cyclic_flow_readout_table
   std::optional<at::Tensor> q_norm_weight;  // [K]
   std::optional<at::Tensor> k_norm_weight;  // [K]
 };
 
-// Returns o [B, H, V], type of v. Of the options, backend, scale and norm_eps are read. Backends: sm90 is one launch; portable is a
-// vectorised kernel on a CPU and a few ATen calls elsewhere; the reference has no step of its own.
+// Updates `state` in place and returns o [B, H, V], type of v. No autograd. Reads only backend, scale and norm_eps of the options. The sm90
+// backend is a single kernel launch; portable is a vectorised kernel on a CPU and a few ATen calls on other devices; there is no reference
+// step.
 at::Tensor cyclic_flow_step(const CyclicFlowStepInputs& inputs, const CyclicFlowState& state, const CyclicFlowOptions& options = {});
 
-// What each backend, fastest first, says to such a step.
+// The answer of each backend to such a step, fastest first.
 std::vector<BackendOffer> cyclic_flow_step_backends(const CyclicFlowStepInputs& inputs, const CyclicFlowState& state);
 
 }  // namespace cyfa::ops

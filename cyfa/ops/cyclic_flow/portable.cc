@@ -1,6 +1,6 @@
-// cyclic_flow on ATen matrix products, any device: the two-pass chunk-wise form (eq:cyfa-two-pass, eq:app-cyfa-key-chunk,
-// eq:app-cyfa-value-chunk) and its hand-derived backward (docs/operator.md). Walks the sequences in segments of a few chunks,
-// so that the working set stays in cache and memory grows only with what is saved for backward.
+// The portable backend: cyclic_flow on ATen matrix products, on any device. The two-pass chunk-wise form (eq:cyfa-two-pass,
+// eq:app-cyfa-key-chunk, eq:app-cyfa-value-chunk) and its hand-derived backward (docs/operator.md). Processes sequences in segments of a
+// few chunks, so that the working set stays in the cache and memory grows only with what is saved for backward.
 #include "cyfa/ops/cyclic_flow/impl.h"
 #include "cyfa/ops/cyclic_flow/readout.h"
 #include "cyfa/ops/dense/portable_rowwise.h"
@@ -11,19 +11,19 @@ namespace {
 
 at::Tensor flat(const at::Tensor& x) { return x.flatten(0, 1); }  // [B, T, H, ...] -> [B * T, H, ...]
 
-// One segment's tokens, gathered and prepared: what both passes and their backward start from.
+// The tokens of one segment, gathered and prepared: the common input of both passes and their backward.
 struct Prepared {
   RowNorm::Rows q, k;
   at::Tensor v;  // [n, g, C, V]
   ChunkDecay decay;
   ClockPhases phases;
   at::Tensor addresses;  // [n, g, C, M]
-  at::Tensor writes;     // [n, g, C, M] beta times addresses
+  at::Tensor writes;     // [n, g, C, M], beta times addresses
 };
 
 at::Tensor some_heads(const at::Tensor& x, const WalkTask& task) { return x.narrow(1, task.head, task.heads); }  // [any, H, ...]
 
-// The inputs of one task: its heads of the flat token axis.
+// The inputs of one task: its heads of all tokens.
 class Walk {
  public:
   Walk(const CyclicFlowInputs& in, const CyclicFlowShape& shape, const CyclicFlowSettings& settings, const at::Tensor& all_tables,
@@ -38,7 +38,7 @@ class Walk {
         log_alpha_(some_heads(flat(in.log_alpha), task)),
         beta_(some_heads(flat(in.beta), task)) {}
 
-  // clock [n, g, C] in double, after each token.
+  // clock: [n, g, C] in double, after each token.
   Prepared prepare(const SegmentCopy& copy, const at::Tensor& clock, bool for_backward) const {
     const at::ScalarType dtype = shape_.compute;
     const ClockPhases phases(clock, shape_.M, dtype);
@@ -61,7 +61,7 @@ class Walk {
   at::Tensor q_, k_, v_, log_alpha_, beta_;
 };
 
-// Starts a running state in `to` from what is given, or from zero.
+// Initialises a running state from a given one, or with zeros.
 void start_from(const at::Tensor& to, const at::Tensor& given) {
   if (given.defined()) {
     to.copy_(given);
@@ -123,14 +123,14 @@ CyclicFlowGradients cyclic_flow_portable_backward(const CyclicFlowInputs& in, co
   const at::Tensor table = readout_table(in.readout, shape.compute);
   CyclicFlowGradients out = empty_cyclic_flow_gradients(in, shape);
   const auto compute = in.q.options().dtype(shape.compute);
-  // The running gradients of the states end as those of the initial states.
+  // Running gradients of the states; at the end they are the gradients of the initial states.
   const at::Tensor running_k = at::empty({shape.N, shape.H, shape.K, shape.M}, compute);
   const at::Tensor running_v = at::empty({shape.N, shape.H, shape.M, shape.V}, compute);
   const at::Tensor running_clock = at::empty({shape.N, shape.H}, compute.dtype(at::kDouble));
   start_from(running_k, grad.final_state.k);
   start_from(running_v, grad.final_state.v);
   start_from(running_clock, grad.final_state.clock);
-  // Sums over tokens: one of each per task, added up in the tasks' order.
+  // Sums over tokens, one per task, added in the order of tasks.
   std::vector<at::Tensor> grad_tables(tasks.size());
   const at::Tensor grad_q_weight = at::zeros({static_cast<int64_t>(tasks.size()), shape.K}, compute);
   const at::Tensor grad_k_weight = at::zeros_like(grad_q_weight);
@@ -147,7 +147,7 @@ CyclicFlowGradients cyclic_flow_portable_backward(const CyclicFlowInputs& in, co
       const int64_t n = p.v.size(0);
       const int64_t g = p.v.size(1);
 
-      // The states again, from those saved at the segment's start.
+      // Recomputes the states of the chunks from those saved at the segment's start.
       const auto state_at_start = [&](const at::Tensor& rows, const at::Tensor& initial) -> at::Tensor {
         if (segment->slot >= 0) return LaneStates::saved(mine(rows), *segment);
         if (initial.defined()) return LaneStates(mine(initial), *segment).get().clone();
@@ -179,7 +179,7 @@ CyclicFlowGradients cyclic_flow_portable_backward(const CyclicFlowInputs& in, co
       lane_v.put();
 
       const at::Tensor grad_writes = value.k + key.v;
-      // The slot weights and the writes turn back with the clock; the scores turn forward, hence the minus.
+      // The slot weights and the writes rotate backwards with the clock, the scores forwards, hence the minus sign.
       const at::Tensor turning =
           clock_gradient(read.weights, value.q) - clock_gradient(scores, grad_scores) + clock_gradient(p.writes, grad_writes);
       const at::Tensor grad_clock = turning.to(at::kDouble).flatten(1);

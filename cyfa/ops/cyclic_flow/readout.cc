@@ -1,3 +1,4 @@
+// See readout.h.
 #include "cyfa/ops/cyclic_flow/readout.h"
 
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"
@@ -15,7 +16,7 @@ namespace {
 at::Tensor as_complex(const at::Tensor& x) { return at::view_as_complex(x.unflatten(-1, {x.size(-1) / 2, 2})); }
 at::Tensor as_real(const at::Tensor& z) { return at::view_as_real(z).flatten(-2); }
 
-// The table of each of n = lanes * H rows of work.
+// The table of each of n = lanes * H batch entries.
 at::Tensor per_lane(const at::Tensor& table, int64_t n) {
   const int64_t lanes = n / table.size(0);
   return lanes == 1 ? table : table.repeat({lanes, 1, 1});
@@ -23,7 +24,7 @@ at::Tensor per_lane(const at::Tensor& table, int64_t n) {
 
 at::Tensor tokens(const at::Tensor& x) { return x.flatten(1, 2); }  // [n, g, C, M] -> [n, g * C, M]
 
-// On the CPU and in double.
+// Computed on the CPU in double.
 at::Tensor make_fourier_basis(int64_t M) {
   const int64_t m = M - 1;
   const auto index = at::TensorOptions(at::kLong);
@@ -36,18 +37,18 @@ at::Tensor make_fourier_basis(int64_t M) {
 
 }  // namespace
 
-// Every call needs it, and on a GPU some fifteen small launches to make it: those of the first sizes seen are kept. A copy to a device ends
-// before the call returns, so that any stream may use it.
+// Cached for the first sizes seen: every call needs the basis, and computing it on a GPU takes about fifteen small launches. The copy to a
+// device is synchronous, so that any CUDA stream may use the result.
 at::Tensor fourier_basis(int64_t M, at::TensorOptions options) {
   constexpr size_t kKept = 64;
   static std::mutex mutex;
   static auto& kept =
-      *new std::map<std::tuple<std::string, at::ScalarType, int64_t>, at::Tensor>;  // never destroyed: a device may be gone by then
+      *new std::map<std::tuple<std::string, at::ScalarType, int64_t>, at::Tensor>;  // never destroyed: the device may be gone at exit
   const auto key = std::make_tuple(options.device().str(), c10::typeMetaToScalarType(options.dtype()), M);
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = kept.find(key);
   if (found != kept.end()) return found->second;
-  const c10::InferenceMode normal(false);  // it may serve a recorded call later
+  const c10::InferenceMode normal(false);  // later calls may record gradients with it
   const at::Tensor basis = make_fourier_basis(M).to(options);
   if (kept.size() < kKept) kept.emplace(key, basis);
   return basis;
@@ -83,7 +84,7 @@ at::Tensor temporal_addresses(const ClockPhases& phases) {
   const double m = static_cast<double>(2 * pairs - 1);
   at::Tensor norm = at::full({2 * pairs}, std::sqrt(2.0 / m), at::view_as_real(phases.backward).options());
   norm.select(0, 0).fill_(std::sqrt(1.0 / m));
-  norm.select(0, 1).fill_(0);  // the padding row; its sine is an exact zero already
+  norm.select(0, 1).fill_(0);  // the padding row; its sine is exactly zero already
   return as_real(phases.backward) * norm;
 }
 

@@ -1,4 +1,5 @@
-// The reference backend: copies to the CPU in double, runs the definition (cyfa/kernels/cyclic_flow/reference/reference.h), copies back.
+// The reference backend: copies the inputs to the CPU in double, runs the definition (cyfa/kernels/cyclic_flow/reference/reference.h) and
+// copies the results back.
 #include "cyfa/kernels/cyclic_flow/reference/reference.h"
 
 #include "cyfa/ops/cyclic_flow/impl.h"
@@ -12,7 +13,7 @@ at::Tensor host_double(const at::Tensor& x) { return x.defined() ? x.detach().to
 const double* data(const at::Tensor& x) { return x.defined() ? x.const_data_ptr<double>() : nullptr; }
 at::Tensor optional(const std::optional<at::Tensor>& x) { return x ? host_double(*x) : at::Tensor(); }
 
-// The inputs in double on the host, and the pointers that the reference takes.
+// The inputs in double on the host, and the reference's view of them.
 struct HostInputs {
   at::Tensor q, k, v, log_alpha, delta, beta, readout, q_weight, k_weight, state_k, state_v, clock;
   std::vector<int64_t> offsets;

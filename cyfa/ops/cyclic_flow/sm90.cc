@@ -1,5 +1,5 @@
-// The sm90 backend of cyclic_flow: torch tensors to the kernels of cyfa/kernels/cyclic_flow/sm90_*.cu, on torch's current stream. What
-// forward finds on its way (Sm90Kept) is saved for backward, or backward runs forward again.
+// The sm90 backend of cyclic_flow: passes torch tensors to the kernels in cyfa/kernels/cyclic_flow/sm90, on torch's current CUDA stream.
+// Intermediate results of forward (Sm90Kept) are saved for backward, or backward runs forward again.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -18,9 +18,9 @@
 namespace cyfa::ops {
 namespace {
 
-constexpr int64_t kLeastWidth = 64;  // of a head: the kernels' narrowest
+constexpr int64_t kLeastWidth = 64;  // narrowest head of the kernels
 
-// Heads one after another, tokens at one distance, rows that 16-byte copies can take.
+// Whether the kernels can read x directly: contiguous heads, tokens at a constant distance, rows aligned for 16-byte copies.
 bool rows_fit(const at::Tensor& x) {
   const int64_t width = x.size(3);
   return x.stride(3) == 1 && (x.size(2) == 1 || x.stride(2) == width) && (x.size(0) == 1 || x.stride(0) == x.size(1) * x.stride(1)) &&
@@ -29,7 +29,7 @@ bool rows_fit(const at::Tensor& x) {
 
 at::Tensor with_fitting_rows(const at::Tensor& x) { return rows_fit(x) ? x : x.clone(at::MemoryFormat::Contiguous); }
 
-// The tiles of all sequences, in order, and where each sequence's begin; both on the device, in one tensor.
+// The tiles of all sequences, in order, and the index of each sequence's first tile: one tensor on the device.
 struct Tiles {
   at::Tensor memory;
   int32_t count = 0, longest = 0;
@@ -56,12 +56,12 @@ struct Tiles {
   const int32_t* first() const { return reinterpret_cast<const int32_t*>(tile() + count); }
 };
 
-// A plain batch needs the same tiles every time: those of the first shapes seen are kept, since a copy from the host costs more than the
-// kernels of a short sequence.
+// Cached for the first shapes of plain batches, which always have the same tiles: the copy from the host takes longer than the kernels of a
+// short sequence.
 Tiles tiles_of(const CyclicFlowInputs& in, const CyclicFlowShape& shape) {
   constexpr size_t kKept = 64;
   static std::mutex mutex;
-  static auto& kept = *new std::map<std::tuple<int, int64_t, int64_t>, Tiles>;  // never destroyed: the device may be gone by then
+  static auto& kept = *new std::map<std::tuple<int, int64_t, int64_t>, Tiles>;  // never destroyed: the device may be gone at exit
   if (shape.packed) return Tiles(cyclic_flow_offsets(in, shape), in.q.device());
   const std::lock_guard<std::mutex> lock(mutex);
   const auto key = std::make_tuple(static_cast<int>(in.q.get_device()), shape.B, shape.T);
@@ -69,7 +69,7 @@ Tiles tiles_of(const CyclicFlowInputs& in, const CyclicFlowShape& shape) {
   if (found != kept.end()) return found->second;
   const Tiles made(cyclic_flow_offsets(in, shape), in.q.device());
   if (kept.size() >= kKept) return made;
-  C10_CUDA_CHECK(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream()));  // other streams may use it next
+  C10_CUDA_CHECK(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream()));  // other CUDA streams may use it next
   return kept.emplace(key, made).first->second;
 }
 
@@ -79,7 +79,7 @@ cyclic_flow::Sm90Kept kept_in(const CyclicFlowSaved& saved, bool with_scores) {
   return {saved.clock.data_ptr(), saved.k.data_ptr(), saved.v.data_ptr(), with_scores ? saved.scores.data_ptr() : nullptr};
 }
 
-// The op's inputs as the kernels take them, and the tensors that hold what had to be copied.
+// The arguments in the form that the kernels need, with tensors that own converted copies.
 struct KernelInputs {
   CyclicFlowShape shape;
   Tiles tiles;
@@ -138,8 +138,7 @@ struct KernelInputs {
   }
 };
 
-// Runs forward into `o`, the final state, of which k and v may have no elements, and `saved`, which is taken as it is but for scores that
-// may be left out.
+// Runs forward. Writes `o`, the final state (k and v may have no elements), and all of `saved`, except the scores unless `with_scores`.
 void run_forward(const KernelInputs& inputs, const CyclicFlowSaved& saved, bool with_scores, bool normalise_first, const at::Tensor& o,
                  const CyclicFlowState& final_state) {
   cyclic_flow::Sm90ForwardParams p = inputs.params;
@@ -173,7 +172,7 @@ std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in) {
   p.K = p.V = static_cast<int32_t>(kSm90Width);
   p.M = static_cast<int32_t>(in.readout.size(1) + 1);
   if (const char* reason = cyclic_flow::sm90_forward_refusal(p)) return reason;
-  const bool keys_fit = K < kSm90Width || (rows_fit(in.q) && rows_fit(in.k));  // narrower rows are copied where they must be
+  const bool keys_fit = K < kSm90Width || (rows_fit(in.q) && rows_fit(in.k));  // narrower rows are copied if necessary
   if (!keys_fit || (V == kSm90Width && !rows_fit(in.v))) return "q, k or v is strided or misaligned in a way the kernels do not take";
   return "";
 }
@@ -198,7 +197,7 @@ CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const 
   const auto given = [](const at::Tensor& x, at::ScalarType dtype) { return x.defined() ? plain(x, dtype) : x; };
   const at::Tensor grad_k = given(grad.final_state.k, at::kFloat), grad_v = given(grad.final_state.v, at::kFloat);
   const at::Tensor grad_clock = given(grad.final_state.clock, at::kDouble);
-  // The kernels' gradients are fp32 without gaps; where an output is such a tensor they write it, else it gets a copy.
+  // The kernels write contiguous fp32 gradients: directly to an output of that kind, otherwise to a tensor that is copied to it.
   const auto target = [&](const at::Tensor& x) {
     return x.scalar_type() == at::kFloat && x.is_contiguous() ? x : at::empty(x.sizes(), single);
   };
@@ -208,14 +207,15 @@ CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const 
 
   cyclic_flow::Sm90BackwardParams p;
   p.in = inputs.params;
-  // A gradient of the final state asks for rows that were normalised first, which forward does of itself only where a state was given.
+  // A gradient of the final state needs rows that were normalised first, which forward does by itself only if there is an initial state.
   p.in.normalise_first = grad_k.defined() || grad_v.defined();
   CyclicFlowSaved kept = saved;
   const bool norms = in.q_norm_weight || in.k_norm_weight;
   if (kept.scores.numel() == 0 || (p.in.normalise_first && norms && !in.initial_state)) {
     kept = empty_cyclic_flow_sm90_saved(in, s, true);
     const CyclicFlowState final_state{at::empty({0}, single), at::empty({0}, single), at::empty({s.N, s.H}, single.dtype(at::kDouble))};
-    run_forward(inputs, kept, true, p.in.normalise_first, out.v, final_state);  // o lies where the gradient of v will be
+    // o is written to out.v, which the gradient of v overwrites later.
+    run_forward(inputs, kept, true, p.in.normalise_first, out.v, final_state);
   }
   p.in.kept = kept_in(kept, true);
   p.grad_o = grad_o.const_data_ptr();

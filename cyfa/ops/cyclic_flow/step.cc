@@ -1,4 +1,5 @@
-// cyclic_flow_step: one token for a batch of states, in place. The CPU kernel on every core; elsewhere a few ATen calls.
+// cyclic_flow_step: one token for a batch of states, in place. Chooses the backend; runs the CPU kernel on all cores, or a few ATen calls
+// on other devices.
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
@@ -129,7 +130,7 @@ at::Tensor step_on_aten(const CyclicFlowStepInputs& in, const CyclicFlowState& s
   return at::matmul(weights.unsqueeze(-2), state.v).squeeze(-2);
 }
 
-// state_k, state_v and clock are changed in place.
+// The op's schema: updates state_k, state_v and clock in place.
 at::Tensor step_entry(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_alpha, const at::Tensor& delta,
                       const at::Tensor& beta, const at::Tensor& table, at::Tensor state_k, at::Tensor state_v, at::Tensor clock,
                       const std::optional<at::Tensor>& q_norm_weight, const std::optional<at::Tensor>& k_norm_weight,

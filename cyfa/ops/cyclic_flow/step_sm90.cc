@@ -1,4 +1,5 @@
-// cyclic_flow_step on Hopper: torch tensors to the kernel of cyfa/kernels/cyclic_flow/sm90/sm90_step.cu, on torch's current stream.
+// The sm90 backend of cyclic_flow_step: passes torch tensors to the kernel in cyfa/kernels/cyclic_flow/sm90/sm90_step.cu, on torch's
+// current CUDA stream. Updates the states in place.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -15,7 +16,7 @@ cyclic_flow::StepDtype state_dtype(const CyclicFlowState& state) {
   return state.k.scalar_type() == at::kBFloat16 ? cyclic_flow::StepDtype::kBFloat16 : cyclic_flow::StepDtype::kFloat32;
 }
 
-// The tensors that the kernel reads, in the types it takes, and its parameters.
+// The inputs in the types that the kernel needs, and its parameters.
 struct Launch {
   at::Tensor q, k, v, log_alpha, delta, beta, table, q_weight, k_weight, o;
   cyclic_flow::StepCudaParams p;

@@ -1,3 +1,4 @@
+// See attention.h.
 #include "cyfa/ops/dense/attention.h"
 
 #include <ATen/Parallel.h>
@@ -11,12 +12,12 @@ namespace {
 
 constexpr const char* kOp = "attention";
 
-// A growing cache has places for a multiple of this many tokens, so that few steps copy it.
+// A growing cache has places for a multiple of this many tokens, so that few decode steps reallocate it.
 constexpr int64_t kPlaces = 64;
 
 int64_t places_for(int64_t tokens, int64_t window) { return window > 0 ? window : (tokens + kPlaces - 1) / kPlaces * kPlaces; }
 
-// x [N, places, G, D] with at least `places`, zeros behind what there is.
+// x [N, places, G, D] extended with zeros to at least `places`.
 at::Tensor widened(const at::Tensor& x, int64_t places) {
   if (x.size(1) >= places) return x;
   std::vector<int64_t> rest = x.sizes().vec();
@@ -24,14 +25,14 @@ at::Tensor widened(const at::Tensor& x, int64_t places) {
   return at::cat({x, at::zeros(rest, x.options())}, 1);
 }
 
-// One sequence, or several of one length: q [N, T, H, D]; k, v [N, P + T, G, D] with P tokens before the first query. mask [.., T, P + T].
+// Sequences of equal length: q [N, T, H, D]; k, v [N, P + T, G, D] with P tokens before the first query; mask [.., T, P + T].
 at::Tensor sdpa(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask, bool causal) {
   const bool grouped = q.size(2) != k.size(2);
   return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, 0.0, causal, std::nullopt, grouped)
       .transpose(1, 2);
 }
 
-// All tokens before: past [N, P, G, D] and the new ones.
+// Attention over all previous tokens: past [N, P, G, D] and the new ones.
 at::Tensor full(const at::Tensor& q, const at::Tensor& past_k, const at::Tensor& past_v, const at::Tensor& k, const at::Tensor& v) {
   const int64_t T = q.size(1), P = past_k.size(1);
   if (P == 0) return sdpa(q, k, v, std::nullopt, true);
@@ -39,21 +40,21 @@ at::Tensor full(const at::Tensor& q, const at::Tensor& past_k, const at::Tensor&
   return sdpa(q, at::cat({past_k, k}, 1), at::cat({past_v, v}, 1), mask, false);
 }
 
-// The last W tokens: queries in blocks of W, each of which sees its own block and the one before, so that work grows with T alone.
-// past [N, P, G, D] with P < W.
+// Attention over the last W tokens. Queries are processed in blocks of W, each of which sees its own and the previous block, so that the
+// work grows linearly with T. past is [N, P, G, D] with P < W.
 at::Tensor windowed(const at::Tensor& q, const at::Tensor& past_k, const at::Tensor& past_v, const at::Tensor& k, const at::Tensor& v,
                     int64_t W) {
   const int64_t N = q.size(0), T = q.size(1), P = past_k.size(1), blocks = (T + W - 1) / W;
   const auto zeros = [&](const at::Tensor& like, int64_t tokens) {
     return at::zeros({N, tokens, like.size(2), like.size(3)}, like.options());
   };
-  // [N * blocks, 2 W, G, D]: W - P places that hold nothing, the past, the new tokens, padding.
+  // [N * blocks, 2 W, G, D]: W - P empty places, the past, the new tokens, padding.
   const auto pairs = [&](const at::Tensor& past, const at::Tensor& now) {
     const at::Tensor all = at::cat({zeros(now, W - P), past, now, zeros(now, blocks * W - T)}, 1);
     return all.unfold(1, 2 * W, W).permute({0, 1, 4, 2, 3}).reshape({N * blocks, 2 * W, now.size(2), now.size(3)});
   };
   const at::Tensor queries = at::cat({q, zeros(q, blocks * W - T)}, 1).reshape({N * blocks, W, q.size(2), q.size(3)});
-  // Query a of a block stands at place W + a of the pair and sees places a + 1 .. a + W.
+  // Query a of a block is at place W + a of its two blocks and sees places a + 1 .. a + W.
   at::Tensor mask = at::ones({W, 2 * W}, q.options().dtype(at::kBool));
   mask = mask.triu(1).tril_(W).expand({N, blocks, W, 2 * W}).clone();
   mask.select(1, 0).narrow(2, 0, W - P).fill_(false);
@@ -61,13 +62,13 @@ at::Tensor windowed(const at::Tensor& q, const at::Tensor& past_k, const at::Ten
   return o.reshape({N, blocks * W, q.size(2), q.size(3)}).narrow(1, 0, T);
 }
 
-// The tokens of sequences that have all seen `seen`, in order, as far back as a later query may look.
+// The cached tokens that later queries can see, in order, for sequences that have all seen `seen` tokens.
 at::Tensor past_of(const at::Tensor& cache, int64_t seen, int64_t window) {
   if (window == 0 || seen < window) return cache.narrow(1, 0, window > 0 ? std::min(seen, window - 1) : seen);
   return at::roll(cache, -(seen % window), 1).narrow(1, 1, window - 1);
 }
 
-// The cache after T more tokens.
+// The cache after the new tokens.
 at::Tensor next_cache(const at::Tensor& past, const at::Tensor& now, int64_t seen, int64_t window, int64_t places) {
   const at::Tensor rows = at::cat({past, now}, 1);
   const int64_t all = seen + now.size(1);
@@ -80,7 +81,7 @@ std::vector<int64_t> host(const at::Tensor& tokens) {
   return {x.const_data_ptr<int64_t>(), x.const_data_ptr<int64_t>() + x.numel()};
 }
 
-// What a cache says it has seen must be there.
+// Throws unless the cache has room for the tokens that it claims to hold.
 void check_seen(const char* op, const std::vector<int64_t>& seen, const at::Tensor& k, int64_t window) {
   if (window > 0 && k.size(1) != window)
     check::fail(op, "the cache has " + std::to_string(k.size(1)) + " places, wanted the window's " + std::to_string(window));
@@ -91,7 +92,7 @@ void check_seen(const char* op, const std::vector<int64_t>& seen, const at::Tens
   }
 }
 
-// One query against n rows: dots, softmax, the weighted sum of the values. `score` has room for n.
+// One query against n keys and values with `stride` between rows. `score` is scratch space for n floats.
 void attend(int64_t n, int64_t D, const float* q, const float* k, const float* v, int64_t stride, float scale, float* score, float* o) {
   float most = -std::numeric_limits<float>::infinity();
   for (int64_t i = 0; i < n; ++i) {
@@ -147,7 +148,7 @@ AttentionOutput attention(const AttentionInputs& in) {
   int64_t places = 0;
   for (int64_t n = 0; n < N; ++n) places = std::max(places, places_for(seen[static_cast<size_t>(n)] + count(n), in.window));
 
-  // Sequences of one history go together, others one by one.
+  // Sequences that have seen equally many tokens are processed together, others one by one.
   const bool together = !in.cu_seqlens && std::all_of(seen.begin(), seen.end(), [&](int64_t s) { return s == seen[0]; });
   AttentionOutput out;
   std::vector<at::Tensor> o, keys, values;
@@ -155,7 +156,7 @@ AttentionOutput attention(const AttentionInputs& in) {
     const at::Tensor none = at::empty({n, 0, G, D}, k.options());
     const auto past = [&](const at::Tensor& cache) { return past_of(cache.narrow(0, first, n), before, in.window).to(k.scalar_type()); };
     const at::Tensor past_k = in.initial ? past(in.initial->k) : none, past_v = in.initial ? past(in.initial->v) : none;
-    // Where the window is full, the ring keeps one token more than a later query may see: it is the next to be written over.
+    // A full ring buffer holds one token more than later queries can see: the one that is overwritten next.
     const auto all = [&](const at::Tensor& cache, const at::Tensor& seen_by_queries) {
       const bool whole = in.initial && in.window > 0 && before >= in.window;
       return whole ? at::roll(cache.narrow(0, first, n), -(before % in.window), 1).to(k.scalar_type()) : seen_by_queries;

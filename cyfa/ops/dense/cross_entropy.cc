@@ -1,3 +1,4 @@
+// See cross_entropy.h.
 #include "cyfa/ops/dense/cross_entropy.h"
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -7,11 +8,11 @@
 namespace cyfa::ops {
 namespace {
 
-// Logits that are there at once: 16 MB of fp32, which stay in a CPU's cache, or 256 MB, enough for a GPU's products.
+// Logits computed at a time: 16 MB of fp32, which stay in a CPU's cache, or 256 MB, enough to occupy a GPU.
 constexpr int64_t kLogits = int64_t{1} << 22, kLogitsOnGpu = int64_t{1} << 26;
 
 struct Parts {
-  at::Tensor loss, grad_x, grad_weight;  // gradients undefined where not asked for
+  at::Tensor loss, grad_x, grad_weight;  // gradients are undefined if not requested
 };
 
 Parts compute(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, bool want_x, bool want_weight) {

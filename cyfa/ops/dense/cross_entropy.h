@@ -1,15 +1,15 @@
-// The loss of a language model's head without its logits: rows of them are made, used and forgotten a few at a time.
+// Cross entropy of a language model head without storing all logits: they are computed for a few rows at a time. Used by the model's loss.
 #pragma once
 
 #include <torch/types.h>
 
 namespace cyfa::ops {
 
-// Targets of this value do not count.
+// Targets with this value are ignored.
 inline constexpr int64_t kIgnore = -100;
 
-// Mean over the rows that count of -log softmax(x W^T)[target], in fp32 (fp64 for fp64): x [N, D], weight [V, D], targets [N] int64.
-// Differentiable in x and weight; the gradients are computed along with the loss. 0 where no row counts.
+// Mean of -log softmax(x W^T)[target] over the rows that are not ignored, in fp32 (fp64 for fp64); 0 if all are. x [N, D], weight [V, D],
+// targets [N] int64. Differentiable in x and weight; the gradients are computed together with the loss.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets);
 
 }  // namespace cyfa::ops

@@ -1,3 +1,4 @@
+// The projections of dense.h; dense_rowwise.cc has the rest.
 #include "cyfa/ops/dense/dense.h"
 
 #include <ATen/Parallel.h>
@@ -8,10 +9,10 @@
 namespace cyfa::ops {
 namespace {
 
-// Rows of a bf16 weight that are widened together: 16 MB at a width of 1,024.
+// Rows of a bf16 weight that are converted together: 16 MB at a width of 1,024.
 constexpr int64_t kWidenRows = 4096;
 
-// Weights a task of a step should read at least: 64 KB of bf16, some microseconds.
+// Minimum number of weights that a task of a step reads: 64 KB of bf16, some microseconds.
 constexpr int64_t kTaskWeights = 1 << 15;
 
 bool plain_fp32(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat; }
@@ -20,6 +21,7 @@ bool is_narrow(const at::Tensor& x, const at::Tensor& weight) {
   return plain_fp32(x) && weight.is_cpu() && weight.scalar_type() == at::kBFloat16;
 }
 
+// x times a bf16 weight in fp32, kWidenRows outputs at a time.
 at::Tensor widened_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight.size(0);
@@ -69,7 +71,7 @@ std::vector<at::Tensor> linear_steps(const at::Tensor& x, const std::vector<Line
     interleaved = at::empty({dense::interleaved_floats(x.size(0), x.size(1))}, x.options());
     dense::interleave_vectors(x.size(0), x.size(1), x.contiguous().const_data_ptr<float>(), interleaved.data_ptr<float>());
   }
-  std::vector<int64_t> first = {0};  // of each product on one axis of all output rows
+  std::vector<int64_t> first = {0};  // first output row of each product, counting all products
   for (const LinearWeight& w : weights) {
     check_step(x, w);
     if (!has_kernel(x, w)) {

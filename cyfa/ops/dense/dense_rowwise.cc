@@ -1,4 +1,4 @@
-// The row-wise and element-wise parts of dense.h: kernels with gradients of their own where there are any (row_kernels.h), ATen elsewhere.
+// The row-wise and element-wise functions of dense.h: kernels with their own gradients if there are any (rowwise.h), otherwise ATen.
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -52,7 +52,7 @@ at::Tensor norm(const at::Tensor& x, const at::Tensor& weight, double eps, const
   return row_kernels::norm(x, weight, eps, gate).y;
 }
 
-// f(value, index in the last dimension) of every element of an fp32 tensor.
+// f(value, index in the last dimension) for every element of an fp32 tensor.
 template <class F>
 at::Tensor each(const at::Tensor& x, const F& f) {
   const at::Tensor in = x.contiguous();
@@ -88,8 +88,8 @@ at::Tensor silu(const at::Tensor& x) {
   return recorded(x) ? SwigluFunction::apply(x, std::nullopt) : row_kernels::swiglu(x, at::Tensor());
 }
 
-// Torch's vector and scalar code differ in the last bit, and which of them an element meets depends on the batch: hence loops of our own
-// where nothing is recorded. There are few gates, so that they may be in double.
+// Torch's vectorised and scalar loops differ in the last bit, and which one computes an element depends on the batch. So the gates have
+// their own loops if no gradient is recorded. There are few gates, so double precision is affordable.
 at::Tensor sigmoid_gate(const at::Tensor& x) {
   const at::Tensor wide = x.to(at::promote_types(x.scalar_type(), at::kFloat));
   if (!plain_fp32(wide) || recorded(wide)) return at::sigmoid(wide);

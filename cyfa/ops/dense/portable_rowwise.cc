@@ -1,3 +1,4 @@
+// See portable_rowwise.h.
 #include "cyfa/ops/dense/portable_rowwise.h"
 
 #include <ATen/Parallel.h>
@@ -12,7 +13,7 @@ namespace {
 
 bool fp32_on_cpu(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat; }
 
-// Rows of an [..., X] tensor whose rows lie at one distance: the kernels' view of it.
+// An [..., X] tensor as rows at equal distances, as the kernels need it; copied if the strides do not allow that.
 struct Rows {
   at::Tensor keep;
   const float* data;
@@ -32,7 +33,7 @@ struct Rows {
   }
 };
 
-// Splits rows over threads; inside a task there is one thread, and this is a plain call.
+// Splits rows over threads; a plain call inside a task of run_tasks, which has one thread.
 template <class F>
 void over_rows(const Rows& rows, const F& f) {
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, rows.width));
@@ -74,7 +75,7 @@ at::Tensor causal_decay(const at::Tensor& sum, at::ScalarType dtype) {
 
 at::Tensor clock_gradient(const at::Tensor& x, const at::Tensor& grad_x) {
   const int64_t pairs = x.size(-1) / 2;
-  // x_j turns as exp(-i f_j clock), so dx_j / dclock = -i f_j x_j, and the gradient is <grad_x, -i f x> over the real coordinates.
+  // x_j rotates as exp(-i f_j clock), so dx_j / dclock = -i f_j x_j and the gradient is <grad_x, -i f x> over the real coordinates.
   const at::Tensor rate = at::arange(pairs, x.options()).mul_(2 * std::numbers::pi / static_cast<double>(2 * pairs - 1));
   if (fp32_on_cpu(x)) {
     const at::Tensor from = x.contiguous();
@@ -120,7 +121,8 @@ RowNorm::Rows RowNorm::forward(const at::Tensor& x, bool for_backward) const {
     });
     return out;
   }
-  out.rate = (x * x).mean(-1, true).add_(eps_).clamp_min_(std::numeric_limits<float>::min()).rsqrt_();  // finite for padded rows
+  // The clamp keeps the rate of padding rows finite.
+  out.rate = (x * x).mean(-1, true).add_(eps_).clamp_min_(std::numeric_limits<float>::min()).rsqrt_();
   out.unit = x * out.rate;
   out.out = out.unit * weight_;
   return out;
@@ -131,7 +133,7 @@ at::Tensor RowNorm::backward(const Rows& rows, at::Tensor grad, const at::Tensor
   const int64_t width = grad.size(-1);
   if (fp32_on_cpu(grad) && grad.is_contiguous()) {
     const at::Tensor sum = at::zeros({width}, grad.options());
-    // One thread: the sum over rows has one order.
+    // One thread, so that the sum over rows has a fixed order.
     rowwise::rms_norm_backward(grad.numel() / width, width, rows.unit.const_data_ptr<float>(), rows.rate.const_data_ptr<float>(),
                                weight_.const_data_ptr<float>(), grad.data_ptr<float>(), sum.data_ptr<float>());
     grad_weight.add_(sum, factor_);

@@ -1,3 +1,4 @@
+// The CPU kernels of rowwise.h on tensors, and dispatch to rowwise_cuda.h for tensors on a GPU.
 #include "cyfa/ops/dense/rowwise.h"
 
 #include <ATen/Parallel.h>
@@ -8,7 +9,7 @@
 namespace cyfa::ops::row_kernels {
 namespace {
 
-// Rows of a task. Sums over rows are taken task by task and then over tasks, so that their order does not depend on the threads.
+// Numbers per task. Sums over rows are computed per task and then over tasks, so that their order does not depend on the number of threads.
 constexpr int64_t kTaskNumbers = 1 << 16;
 
 bool on_cpu(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat; }
@@ -22,7 +23,7 @@ struct Tasks {
     count = (rows + each - 1) / each;
   }
 
-  // f(task, first row, end)
+  // Calls f(task, first row, end row).
   template <class F>
   void run(const F& f) const {
     at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
@@ -40,8 +41,7 @@ T* from(T* array, int64_t offset) {
 at::Tensor plain(const at::Tensor& x) { return x.defined() ? x.contiguous() : x; }
 at::Tensor like(const at::Tensor& x) { return x.defined() ? at::empty_like(x, at::MemoryFormat::Contiguous) : x; }
 
-// A sequence's tokens in runs: run i of a sequence of at least i runs begins at token i * each, and is at least W - 1 long unless it is the
-// last.
+// A run of consecutive tokens of one sequence, at least W - 1 long unless it is the sequence's last.
 struct Run {
   int64_t sequence, first, last;  // rows of the sequence
   int64_t begin, end;             // rows of the run
@@ -57,10 +57,10 @@ std::vector<Run> runs_of(const std::vector<int64_t>& offsets, int64_t each) {
   return runs;
 }
 
-// What the convolution's kernels need of a call.
+// The arguments of a convolution in the form that the kernels need.
 struct Conv {
   int64_t D, W, past;
-  at::Tensor x, tap, zeros, before;  // tap [W, D]
+  at::Tensor x, tap, zeros, before;  // tap: [W, D]
   std::vector<Run> runs;
 
   Conv(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& start, const std::vector<int64_t>& offsets)
@@ -74,6 +74,7 @@ struct Conv {
     runs = runs_of(offsets, std::max<int64_t>({W, 16, (1 << 15) / std::max<int64_t>(1, D)}));
   }
 
+  // The W - 1 rows before a run.
   const float* rows_before(const Run& run) const {
     if (run.begin > run.first) return data(x) + (run.begin - past) * D;
     return before.defined() ? data(before) + run.sequence * past * D : data(zeros);

@@ -1,3 +1,4 @@
+// See rowwise_cuda.h.
 #include "cyfa/ops/dense/rowwise_cuda.h"
 
 #include <c10/cuda/CUDAException.h>
@@ -54,7 +55,6 @@ rowwise::ConvCuda conv_params(const at::Tensor& x, const at::Tensor& weight, con
   return p;
 }
 
-// Tasks of all sequences, on the device of x.
 at::Tensor make_conv_tasks(const std::vector<int64_t>& offsets, at::Device device) {
   std::vector<rowwise::ConvTask> tasks;
   for (size_t n = 0; n + 1 < offsets.size(); ++n) {
@@ -69,7 +69,7 @@ at::Tensor make_conv_tasks(const std::vector<int64_t>& offsets, at::Device devic
 
 }  // namespace
 
-// The last call's tasks: three streams of every layer ask for the same ones.
+// Cached from the last call: the convolutions of q, k and v in every layer need the same tasks.
 at::Tensor conv_tasks(const std::vector<int64_t>& offsets, at::Device device) {
   thread_local std::vector<int64_t> last;
   thread_local at::Tensor tasks;
@@ -184,7 +184,7 @@ ConvGrads conv_backward_cuda(const at::Tensor& x, const at::Tensor& weight, bool
   sum.more(p.parts, tasks.size(0), parts.size(1), out.weight.data_ptr<float>(), D * W);
   if (has_bias) sum.more(p.parts + D * W, tasks.size(0), parts.size(1), out.bias.data_ptr<float>(), D);
   C10_CUDA_CHECK(rowwise::sum_parts_cuda(sum, stream()));
-  if (before.defined()) {  // few rows, and seldom asked for
+  if (before.defined()) {  // few rows, and rarely needed
     out.before = at::zeros_like(before);
     for (size_t n = 0; n + 1 < offsets.size(); ++n) {
       const int64_t tokens = offsets[n + 1] - offsets[n];

@@ -1,4 +1,4 @@
-// For builds without CUDA: nothing is taken, so nothing else is called.
+// rowwise_cuda.h for builds without CUDA. The *_takes_cuda functions return false, so the others are never called.
 #include "cyfa/ops/dense/rowwise_cuda.h"
 
 namespace cyfa::ops {

@@ -1,3 +1,4 @@
+// See short_conv.h.
 #include "cyfa/ops/dense/short_conv.h"
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -15,7 +16,7 @@ using torch::autograd::variable_list;
 
 constexpr const char* kOp = "short_conv";
 
-// weight [D, 1, W] as W rows [D], the newest token's first.
+// weight [D, 1, W] as W rows [D], the newest token's tap first.
 std::vector<at::Tensor> taps(const at::Tensor& weight, at::ScalarType dtype) {
   std::vector<at::Tensor> rows = weight.squeeze(1).to(dtype).t().unbind(0);
   return {rows.rbegin(), rows.rend()};
@@ -40,7 +41,7 @@ class ConvFunction : public torch::autograd::Function<ConvFunction> {
   }
 };
 
-// The convolution where there is no kernel for it: tap w of every token, as rows of [rows before; x].
+// The convolution without a kernel: for every tap, gathers the rows that it multiplies from [before; x].
 at::Tensor conv_by_taps(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& before,
                         const std::vector<int64_t>& offsets) {
   const int64_t W = weight.size(1), past = W - 1;
@@ -62,7 +63,7 @@ at::Tensor conv_by_taps(const at::Tensor& x, const at::Tensor& weight, const at:
   return bias.defined() ? y + bias.to(x.scalar_type()) : y;
 }
 
-// The last `past` rows of each sequence, those before its first token included: [N, past, D].
+// The last `past` rows of each sequence, including rows before its first token: [N, past, D].
 at::Tensor last_rows(const at::Tensor& x, const at::Tensor& before, const std::vector<int64_t>& offsets, int64_t past) {
   std::vector<at::Tensor> tails;
   for (size_t n = 0; n + 1 < offsets.size(); ++n) {

@@ -1,5 +1,6 @@
-// ShortConv: a causal depthwise convolution over the last few tokens of a sequence, before a mixer's recurrence.
-// y_t = sum over w of weight[:, W - 1 - w] x_{t - w}, + bias; tokens before the sequence's first come from its state.
+// ShortConv: a causal depthwise convolution over the last W tokens of a sequence, before a mixer's recurrence. Used by the mixers.
+//   y_t = sum over w of weight[:, W - 1 - w] x_{t - w}, + bias
+// Tokens before the first one come from the sequence's state.
 #pragma once
 
 #include <torch/types.h>
@@ -8,18 +9,19 @@
 
 namespace cyfa::ops {
 
+// Results of short_conv.
 struct ShortConvOutput {
   at::Tensor y;            // [B, T, D]
   at::Tensor final_state;  // [N, W - 1, D]: the last W - 1 tokens of each sequence, oldest first; type of x
 };
 
-// Differentiable in x, weight, bias and the initial state. x [B, T, D]; weight [D, 1, W] as checkpoints hold it; initial_state
-// [N, W - 1, D], absent: zeros, never changed; cu_seqlens [N + 1] borders of packed sequences (B = 1), on the CPU or beside x: no tap
-// crosses them. A sequence may be shorter than W, or empty.
+// Convolution of whole sequences. Differentiable in x, weight, bias and the initial state. x [B, T, D]; weight [D, 1, W] as in checkpoints;
+// initial_state [N, W - 1, D] is not modified, absent: zeros; cu_seqlens [N + 1] are boundaries of packed sequences (B = 1), on the CPU or
+// on x's device, and no tap crosses them. A sequence may be shorter than W, or empty.
 ShortConvOutput short_conv(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                            const std::optional<at::Tensor>& initial_state, const std::optional<at::Tensor>& cu_seqlens);
 
-// One token a sequence, x [B, D]: returns y [B, D] and moves `state` [B, W - 1, D] on by one, in place. Without autograd.
+// One decode step, x [B, D]: returns y [B, D] and shifts x into `state` [B, W - 1, D], in place. No autograd.
 at::Tensor short_conv_step(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, at::Tensor& state);
 
 }  // namespace cyfa::ops
