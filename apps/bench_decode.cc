@@ -9,7 +9,7 @@
 #include "apps/op_case.h"
 #include "apps/output.h"
 #include "apps/timing.h"
-#include "cyfa/decode/step_graph.h"
+#include "cyfa/engine/recorded.h"
 #include "cyfa/model/checkpoint.h"
 
 namespace cyfa::app {
@@ -17,7 +17,7 @@ namespace {
 
 struct Options {
   std::string model;
-  std::string dtype = "bf16", device = "cpu", json;
+  std::string dtype = "bf16", device = "cpu", engine = "auto", json;
   std::vector<int64_t> batches = {1, 8};
   int repeats = 0;
   int threads = 0;
@@ -46,13 +46,15 @@ int run_decode(const Options& options) {
   const bool folder = std::filesystem::is_directory(options.model);
   CausalLM model = folder ? load_checkpoint(options.model, {dtype, device, false}) : CausalLM(ModelConfig::read(options.model));
   if (!folder) model.initialise(1, dtype, device);
-  const Weights w = model.step_weights();
+  const std::shared_ptr<StepEngine> engine = prepare_steps(model, {.engine = options.engine, .record = false});
+  const std::string not_recorded = recording_refusal(model);
   std::vector<at::Tensor> read;  // all but the embedding, of which a step reads one row
   double bytes = 0;
-  for (size_t id = 0; id < w.tensors.size(); ++id) {
+  const Weights& w = engine->weights();
+  for (size_t id = 0; id < w.size(); ++id) {
     if (model.table().specs()[id].name.find("embeddings") != std::string::npos && !model.config().tied_head) continue;
-    read.push_back(w.tensors[id]);
-    bytes += static_cast<double>(w.tensors[id].nbytes());
+    read.push_back(w[id]);
+    bytes += static_cast<double>(w[id].nbytes());
   }
   uint64_t sum = 0;
   // Every round takes a step of each batch and reads the weights once: what the machine does meanwhile meets all alike.
@@ -63,9 +65,9 @@ int run_decode(const Options& options) {
     states.push_back(model.initial_state(B));
     ids.push_back(at::randint(0, model.config().vocab_size, {B}, at::kLong));
   }
-  std::vector<std::unique_ptr<StepGraph>> steps;
+  std::vector<std::shared_ptr<StepEngine>> steps;  // one a batch, since recorded steps belong to a state
   for (size_t i = 0; i < ids.size(); ++i) {
-    steps.push_back(std::make_unique<StepGraph>(model, w));
+    steps.push_back(not_recorded.empty() ? record_steps(engine) : engine);
     tasks.push_back({[&, i] { steps[i]->step(ids[i], states[i]); }});
   }
   if (device.is_cpu()) tasks.push_back({[&] { sum += read_once(read); }});
@@ -79,6 +81,8 @@ int run_decode(const Options& options) {
                 {"model", std::filesystem::path(options.model).stem().string()},
                 {"dtype", options.dtype},
                 {"device", options.device},
+                {"engine", steps[i]->name()},
+                {"path", engine->path(B)},
                 {"B", B},
                 {"ms", t[i].median * 1e3},
                 {"ms_p10", t[i].p10 * 1e3},

@@ -11,6 +11,7 @@
 #include "apps/output.h"
 #include "cyfa/data/tokenizer.h"
 #include "cyfa/io/file_error.h"
+#include "cyfa/engine/engine.h"
 #include "cyfa/model/checkpoint.h"
 
 namespace cyfa::app {
@@ -26,7 +27,7 @@ int run_state(const Options& options) {
   const at::NoGradGuard no_grad;
   if (options.threads > 0) at::set_num_threads(options.threads);
   const at::Device device = parse_device(options.device);
-  const CausalLM model = load_checkpoint(options.folder, {std::nullopt, device, false});
+  CausalLM model = load_checkpoint(options.folder, {std::nullopt, device, false});
   const auto tokenizer =
       options.tokenizer.empty() ? checkpoint_tokenizer(options.folder, model.config()) : load_tokenizer(options.tokenizer);
   std::ifstream in(options.text, std::ios::binary);
@@ -34,7 +35,7 @@ int run_state(const Options& options) {
   std::vector<int64_t> ids = tokenizer->encode(std::string{std::istreambuf_iterator<char>(in), {}});
   if (ids.size() < 2) throw io::FileError(options.text, "holds fewer than two tokens");
   ids.resize(std::min(ids.size(), static_cast<size_t>(options.tokens) + 1));
-  const Weights w = model.step_weights();
+  const std::unique_ptr<StepEngine> engine = prepare_steps(model);
   const at::Tensor all = at::tensor(ids, at::kLong);
   Json row = {{"op", "state"}, {"model", options.folder}, {"text", options.text}, {"tokens", ids.size() - 1}, {"device", options.device}};
   for (const auto& [name, type] : {std::pair("fp32", at::kFloat), std::pair("bf16", at::kBFloat16)}) {
@@ -43,7 +44,7 @@ int run_state(const Options& options) {
     const int64_t bytes = state.bytes();
     double sum = 0;
     for (size_t t = 0; t + 1 < ids.size(); ++t) {
-      const at::Tensor logits = model.step(w, all.narrow(0, static_cast<int64_t>(t), 1), state).to(at::kDouble).log_softmax(-1);
+      const at::Tensor logits = engine->step(all.narrow(0, static_cast<int64_t>(t), 1), state).to(at::kDouble).log_softmax(-1);
       sum -= logits[0][ids[t + 1]].item<double>();
     }
     const double nats = sum / static_cast<double>(ids.size() - 1);

@@ -25,7 +25,7 @@ constexpr double kEnough = 0.99;
 // One sequence token by token: what the clock of each head does, and what the slots of one of them hold.
 std::vector<io::Heatmap> pictures(const CausalLM& model, const RecallTask& task) {
   const at::NoGradGuard no_grad;
-  const Weights w = model.step_weights();
+  const Weights w = model.weights();
   const at::Tensor ids = task.at(0).inputs.narrow(0, 0, 1);
   const auto layers = static_cast<size_t>(model.config().backbone.layers);
   ModelState state = model.initial_state(1);

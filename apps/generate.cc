@@ -22,7 +22,7 @@ struct Options {
   std::string folder;
   std::vector<std::string> prompts;
   std::string prompt_file, prompt_lines, tokenizer, save_state, load_state;
-  std::string dtype, device = "cpu";
+  std::string dtype, device = "cpu", engine = "auto";
   GenerateOptions generate;
   int threads = 0;
   bool no_bos = false, no_echo = false, json = false, quiet = false;
@@ -81,6 +81,11 @@ void print_times(const GenerateTimes& t) {
                     static_cast<double>(t.decode_tokens) / std::max(t.decode_seconds, 1e-9));
 }
 
+void print_engine(const StepEngine& engine) {
+  std::cerr << "engine " << engine.name() << '\n';
+  for (const std::string& note : engine.notes()) std::cerr << "  " << note << '\n';
+}
+
 int run_generate(const Options& options) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   options.generate.sampling.check();
@@ -92,7 +97,7 @@ int run_generate(const Options& options) {
   LoadOptions load;
   load.device = parse_device(options.device);
   if (!options.dtype.empty()) load.dtype = parse_dtype(options.dtype);
-  const CausalLM model = load_checkpoint(options.folder, load);
+  CausalLM model = load_checkpoint(options.folder, load);
   const std::unique_ptr<Tokenizer> tokenizer =
       options.tokenizer.empty() ? checkpoint_tokenizer(options.folder, model.config()) : load_tokenizer(options.tokenizer);
   check_vocabulary(*tokenizer, model.config());
@@ -114,7 +119,8 @@ int run_generate(const Options& options) {
   }
 
   const Screen screen(options, prompts.size());
-  Generator generator(model, *tokenizer);
+  const std::unique_ptr<StepEngine> engine = prepare_steps(model, {.engine = options.engine});
+  Generator generator(*engine, *tokenizer);
   generator.on_text = [&](size_t, const std::string& text) { screen.show(text); };
   generator.on_prefill = [&](size_t, int64_t done, int64_t all) { screen.prefill(done, all); };
   if (!options.no_echo) screen.show(as_utf8(texts[0]));
@@ -143,7 +149,10 @@ int run_generate(const Options& options) {
     }
   }
   std::cout.flush();
-  if (!options.quiet) print_times(generator.times());
+  if (!options.quiet) {
+    print_times(generator.times());
+    print_engine(*engine);
+  }
   return kDone;
 }
 

@@ -7,6 +7,7 @@
 #include "apps/op_case.h"
 #include "apps/output.h"
 #include "cyfa/io/file_error.h"
+#include "cyfa/engine/engine.h"
 #include "cyfa/model/checkpoint.h"
 #include "cyfa/model/tensor_file.h"
 
@@ -82,7 +83,7 @@ class Verifier {
   }
 
   Result run() {
-    const CausalLM model = load_checkpoint(folder_, load_);
+    CausalLM model = load_checkpoint(folder_, load_);
     result_ = {folder_.string(), model.config().kind->model_type, {}};
     check_logits(model);
     check_steps(model);
@@ -114,29 +115,29 @@ class Verifier {
   }
 
   // The same tokens one by one.
-  void check_steps(const CausalLM& model) {
+  void check_steps(CausalLM& model) {
     if (!has("input_ids") || !has("logits") || parse_dtype(options_.dtype) == at::kDouble) return;
-    const Weights w = model.step_weights();
+    const std::unique_ptr<StepEngine> engine = prepare_steps(model);
     const at::Tensor ids = tensor("input_ids");
     ModelState state = model.initial_state(ids.size(0));
     std::vector<at::Tensor> logits;
-    for (int64_t t = 0; t < ids.size(1); ++t) logits.push_back(model.step(w, ids.select(1, t), state));
+    for (int64_t t = 0; t < ids.size(1); ++t) logits.push_back(engine->step(ids.select(1, t), state).clone());
     add("logits by steps", at::stack(logits, 1), tensor("logits"));
   }
 
-  void check_greedy(const CausalLM& model) {
+  void check_greedy(CausalLM& model) {
     if (!has("greedy") || parse_dtype(options_.dtype) == at::kDouble) return;
     const at::NoGradGuard no_grad;
     const at::Tensor wanted = tensor("greedy");
     const int64_t given = std::min(kGreedyPrompt, wanted.size(1));
-    const Weights w = model.step_weights();
-    LmOutput out = model.forward(w, wanted.narrow(1, 0, given));
-    at::Tensor logits = model.head_step(w, out.hidden.select(1, given - 1));
+    const std::unique_ptr<StepEngine> engine = prepare_steps(model);
+    LmOutput out = model.forward(engine->weights(), wanted.narrow(1, 0, given));
+    at::Tensor logits = model.head_step(engine->weights(), out.hidden.select(1, given - 1));
     std::vector<at::Tensor> ids = {wanted.narrow(1, 0, given)};
     for (int64_t t = given; t < wanted.size(1); ++t) {
       const at::Tensor next = logits.argmax(-1).to(at::kCPU);
       ids.push_back(next.unsqueeze(1));
-      if (t + 1 < wanted.size(1)) logits = model.step(w, next, out.final_state);
+      if (t + 1 < wanted.size(1)) logits = engine->step(next, out.final_state);
     }
     const at::Tensor differ = at::cat(ids, 1).ne(wanted);
     const auto count = static_cast<double>(differ.sum().item<int64_t>());

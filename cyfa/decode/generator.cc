@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "cyfa/decode/step_graph.h"
-
 namespace cyfa {
 namespace {
 
@@ -34,8 +32,7 @@ const char* reason_name(Completion::Reason reason) {
   return "unknown";
 }
 
-Generator::Generator(const CausalLM& model, const Tokenizer& tokenizer, std::optional<at::ScalarType> compute)
-    : model_(model), tokenizer_(tokenizer), weights_(model.step_weights(compute)) {}
+Generator::Generator(StepEngine& engine, const Tokenizer& tokenizer) : engine_(engine), model_(engine.model()), tokenizer_(tokenizer) {}
 
 Snapshot Generator::read(const Prompt& prompt, const GenerateOptions& options, size_t index) {
   const at::NoGradGuard no_grad;
@@ -54,9 +51,9 @@ Snapshot Generator::read(const Prompt& prompt, const GenerateOptions& options, s
   for (int64_t begin = 0; begin < all; begin += options.prefill_chunk) {
     const int64_t count = std::min(options.prefill_chunk, all - begin);
     const at::Tensor ids = at::tensor(at::ArrayRef<int64_t>(prompt.ids.data() + begin, static_cast<size_t>(count)), at::kLong).unsqueeze(0);
-    LmOutput out = model_.forward(weights_, ids, std::nullopt, &now.state);
+    LmOutput out = model_.forward(engine_.weights(), ids, std::nullopt, &now.state);
     now.state = std::move(out.final_state);
-    if (begin + count == all) now.logits = model_.head_step(weights_, out.hidden.select(1, count - 1)).squeeze(0).to(at::kCPU);
+    if (begin + count == all) now.logits = model_.head_step(engine_.weights(), out.hidden.select(1, count - 1)).squeeze(0).to(at::kCPU);
     if (on_prefill) on_prefill(index, begin + count, all);
   }
   now.ids.insert(now.ids.end(), prompt.ids.begin(), prompt.ids.end());
@@ -89,7 +86,6 @@ std::vector<Completion> Generator::run(const std::vector<Prompt>& prompts, const
   states.clear();
   if (options.narrow_state) model_.set_state_type(state, at::kBFloat16);
   at::Tensor logits = at::stack(first_logits);
-  StepGraph graph(model_, weights_);
   start = Clock::now();
 
   // Leaves the rows that go on; the others' snapshots are taken where asked for.
@@ -161,7 +157,7 @@ std::vector<Completion> Generator::run(const std::vector<Prompt>& prompts, const
       last = last && (l.stream.stopped() || static_cast<int64_t>(done[l.prompt].ids.size()) >= options.max_tokens);
     }
     times_.decode_tokens += static_cast<int64_t>(live.size());
-    if (!last) logits = graph.step(at::tensor(tokens, at::kLong), state).to(at::kCPU);
+    if (!last) logits = engine_.step(at::tensor(tokens, at::kLong), state).to(at::kCPU);
   }
   times_.decode_seconds = seconds_since(start);
   return done;

@@ -12,6 +12,7 @@
 #include "cyfa/decode/sampler.h"
 #include "cyfa/decode/snapshot.h"
 #include "cyfa/decode/text_stream.h"
+#include "cyfa/engine/engine.h"
 
 namespace cyfa {
 
@@ -48,8 +49,8 @@ struct GenerateTimes {
 
 class Generator {
  public:
-  // The three must outlive the generator; `compute` is the type of the matrices (absent: as stored).
-  Generator(const CausalLM& model, const Tokenizer& tokenizer, std::optional<at::ScalarType> compute = std::nullopt);
+  // Both must outlive the generator.
+  Generator(StepEngine& engine, const Tokenizer& tokenizer);
 
   // Called with new text of a prompt as it comes, and with prompt tokens as they are read.
   std::function<void(size_t prompt, const std::string& text)> on_text;
@@ -64,9 +65,9 @@ class Generator {
   Snapshot read(const Prompt& prompt, const GenerateOptions& options, size_t index = 0);
 
  private:
+  StepEngine& engine_;
   const CausalLM& model_;
   const Tokenizer& tokenizer_;
-  Weights weights_;
   GenerateTimes times_;
 };
 

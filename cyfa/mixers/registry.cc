@@ -46,11 +46,9 @@ BackboneLayout mamba_layout() {
 constexpr const char* kFla = "flash-linear-attention 0.6.0";
 constexpr const char* kTransformers = "transformers";
 
-}  // namespace
-
 // Model type, architecture, layout, reader; then the facts: about, recurrence, state, cost, reference, origin.
-const std::vector<MixerKind>& mixer_kinds() {
-  static const std::vector<MixerKind> kinds = {
+std::deque<MixerKind>& all_kinds() {
+  static std::deque<MixerKind> kinds = {
       {"cyclic_flow_attention",
        "CyclicFlowAttentionForCausalLM",
        {},
@@ -146,6 +144,17 @@ const std::vector<MixerKind>& mixer_kinds() {
         "S_t = (I - beta_t k_t k_t^T) Diag(alpha_t) S_{t-1} + beta_t k_t v_t^T; o_t = S_t^T q_t", "H K V", "High", "Kimi Team 2025", kFla}},
   };
   return kinds;
+}
+
+}  // namespace
+
+const std::deque<MixerKind>& mixer_kinds() { return all_kinds(); }
+
+void register_mixer(MixerKind kind) {
+  for (const MixerKind& other : all_kinds()) {
+    if (other.model_type == kind.model_type) throw std::invalid_argument("a mixer is called " + kind.model_type + " already");
+  }
+  all_kinds().push_back(std::move(kind));
 }
 
 const MixerKind& mixer_kind(const std::string& model_type) {

@@ -1,6 +1,7 @@
-// Every mixer there is, one line each. A model's config names one of them by its model_type.
+// Every mixer there is, one line each, and those that a program adds. A model's config names one of them by its model_type.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -54,7 +55,11 @@ struct MixerKind {
   MixerFacts facts;
 };
 
-const std::vector<MixerKind>& mixer_kinds();
+const std::deque<MixerKind>& mixer_kinds();
+
+// Adds a kind from outside this library, before configs that name it are read; not safe beside other calls here. Throws
+// std::invalid_argument for a model_type that there is already.
+void register_mixer(MixerKind kind);
 
 // Throws ConfigError that lists what there is.
 const MixerKind& mixer_kind(const std::string& model_type);

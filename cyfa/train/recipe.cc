@@ -107,6 +107,7 @@ const std::vector<RecipeKey>& recipe_keys() {
       {"seed", &Recipe::seed, "of the parameters and of the order of the data"},
       {"device", &Recipe::device, "cpu or cuda"},
       {"dtype", &Recipe::dtype, "fp32, or bf16: matrices are computed with in bf16, stored and updated in fp32"},
+      {"engine", &Recipe::engine, "what runs the steps: auto, or the name of an engine, which then runs them or says why not"},
       {"recompute", &Recipe::recompute, "activation checkpointing: less memory, a third more time"},
       {"threads", &Recipe::threads, "0: one per core"},
       {"log_every", &Recipe::log_every, "steps between lines of metrics"},

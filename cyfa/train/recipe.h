@@ -32,7 +32,8 @@ struct Recipe {
   uint64_t seed = 42;
   std::string device = "cpu";
   std::string dtype = "fp32";  // fp32, or bf16: matrices are computed with in bf16, stored and updated in fp32
-  bool recompute = false;      // activation checkpointing
+  std::string engine = "auto";  // of training: auto, portable, sm90
+  bool recompute = false;       // activation checkpointing
   int64_t threads = 0;
   // Watching
   int64_t log_every = 10;

@@ -43,6 +43,7 @@ Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, Batch
       optimizer_(model, recipe) {
   recipe.check();
   for (at::Tensor& p : model_.parameters()) p.requires_grad_();
+  engine_ = prepare_training(model_, {compute(), recipe_.engine, recipe_.recompute});
 }
 
 void Trainer::resume(const RunCheckpoint& checkpoint) {
@@ -55,12 +56,6 @@ void Trainer::fail(const std::string& what) const {
   if (folder_ != nullptr && !folder_->checkpoints().empty())
     last = "the last good checkpoint is " + folder_->checkpoints().back().path.string();
   throw TrainingError("step " + std::to_string(step_ + 1) + ": " + what + "; " + last + ". A smaller rate or a longer warm-up may help");
-}
-
-Weights Trainer::step_weights() {
-  if (compute() != at::kBFloat16 || !ops::packs_on(model_.device())) return model_.weights(compute());
-  if (!packed_) packed_.emplace(model_);
-  return packed_->begin_step();
 }
 
 // On the model's device. The host does not wait for a GPU here, so that it stays ahead of it.
@@ -77,12 +72,12 @@ TrainBatch Trainer::part_of_step(int64_t part) const {
 
 double Trainer::one_step(double* norm) {
   at::Tensor losses;  // asked for once, behind the last part
-  const Weights w = step_weights();
+  engine_->begin_step();
   for (int64_t part = 0; part < recipe_.accumulate; ++part) {
     try {
       const TrainBatch batch = part_of_step(part);
       const at::Tensor loss =
-          model_.loss(w, batch.inputs, batch.targets, batch.cu_seqlens, recipe_.recompute) / static_cast<double>(recipe_.accumulate);
+          engine_->loss(batch.inputs, batch.targets, batch.cu_seqlens) / static_cast<double>(recipe_.accumulate);
       loss.backward();
       const at::Tensor number = loss.detach().to(at::kDouble);
       losses = losses.defined() ? losses + number : number;

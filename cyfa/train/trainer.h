@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "cyfa/model/packed_weights.h"
+#include "cyfa/engine/engine.h"
 #include "cyfa/train/run_folder.h"
 
 namespace cyfa {
@@ -41,11 +41,11 @@ class Trainer {
   int64_t run();
 
   double evaluate() const;  // mean loss of the recipe's eval_batches
+  std::string engine() const { return engine_->name(); }
   int64_t step() const { return step_; }
 
  private:
   double one_step(double* norm);
-  Weights step_weights();
   TrainBatch part_of_step(int64_t part) const;
   [[noreturn]] void fail(const std::string& what) const;  // TrainingError with the step and the last good checkpoint
   void save(std::optional<double> eval_loss);
@@ -56,7 +56,7 @@ class Trainer {
   BatchSource train_, validation_;
   RunFolder* folder_;
   Optimizer optimizer_;
-  std::optional<PackedWeights> packed_;
+  std::unique_ptr<TrainEngine> engine_;
   int64_t step_ = 0;
 };
 

@@ -34,7 +34,7 @@ void expect_same_state(const ModelState& a, const ModelState& b) {
 TEST_P(ModelContract, StepsAreForward) {
   const at::NoGradGuard no_grad;
   const CausalLM m = model();
-  const Weights w = m.step_weights();
+  const Weights w = m.weights();
   const at::Tensor ids = random_ids(m, {3, 37});
   const LmOutput all = m.forward(w, ids);
   const at::Tensor logits = m.head(w, all.hidden);
@@ -97,7 +97,7 @@ TEST_P(ModelContract, TheFutureDoesNotChangeThePast) {
 TEST_P(ModelContract, EqualRunsGiveEqualBitsAndAStepsRowsAreTheirOwn) {
   const at::NoGradGuard no_grad;
   const CausalLM m = model();
-  const Weights w = m.step_weights();
+  const Weights w = m.weights();
   const at::Tensor ids = random_ids(m, {5, 9});
   EXPECT_TRUE(at::equal(m.forward(w, ids).hidden, m.forward(w, ids).hidden));
   ModelState together = m.initial_state(5);
@@ -125,7 +125,7 @@ TEST_P(ModelContract, EveryParameterTakesPart) {
 TEST_P(ModelContract, BatchesAreJoinedAndSplit) {
   const at::NoGradGuard no_grad;
   const CausalLM m = model();
-  const Weights w = m.step_weights();
+  const Weights w = m.weights();
   std::vector<ModelState> alone;
   for (const int64_t tokens : {9, 70, 2})
     alone.push_back(m.forward(w, random_ids(m, {1, tokens}, static_cast<uint64_t>(tokens))).final_state);
@@ -230,7 +230,7 @@ TEST(Model, AStateOfAnotherMixerIsRefused) {
   const auto cases = model_cases();
   for (const ModelCase& own : cases) {
     const CausalLM m = small_model(own.config);
-    const Weights w = m.step_weights();
+    const Weights w = m.weights();
     for (const ModelCase& other : cases) {
       if (other.config["model_type"] == own.config["model_type"]) continue;
       const CausalLM n = small_model(other.config);
@@ -274,7 +274,7 @@ TEST(Model, Bf16WeightsComeNear) {
   CausalLM wide(ModelConfig::parse(small_config()));
   for (size_t id = 0; id < wide.parameters().size(); ++id) wide.parameters()[id] = narrow.parameters()[id].to(at::kFloat);
   const at::Tensor ids = random_ids(wide, {2, 20});
-  const Weights n = narrow.step_weights(), w = wide.step_weights();
+  const Weights n = narrow.weights(), w = wide.weights();
   EXPECT_LT(rel(narrow.head(n, narrow.forward(n, ids).hidden), wide.head(w, wide.forward(w, ids).hidden)), 1e-5);  // activations stay fp32
   ModelState a = narrow.initial_state(2), b = wide.initial_state(2);
   EXPECT_LT(rel(narrow.step(n, ids.select(1, 0), a), wide.step(w, ids.select(1, 0), b)), 1e-5);
@@ -282,7 +282,7 @@ TEST(Model, Bf16WeightsComeNear) {
 
 TEST(Model, BadInputIsRefused) {
   const CausalLM m = small_model(small_config());
-  const Weights w = m.step_weights();
+  const Weights w = m.weights();
   EXPECT_ANY_THROW(m.forward(w, at::tensor({1, 2}, at::kLong)));
   EXPECT_ANY_THROW(m.forward(w, at::tensor({1, 61}, at::kLong).unsqueeze(0)));
   EXPECT_ANY_THROW(m.forward(w, at::tensor({1, -1}, at::kLong).unsqueeze(0)));

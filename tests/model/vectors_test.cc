@@ -37,7 +37,7 @@ TEST_P(StoredModel, LogitsLossAndEveryGradient) {
   const at::Tensor ids = expected.copy("input_ids");
   {
     const at::NoGradGuard no_grad;
-    const Weights w = m.step_weights();
+    const Weights w = m.weights();
     EXPECT_LT(rel(m.head(w, m.forward(w, ids).hidden), expected.copy("logits")), limit());
     ModelState state = m.initial_state(ids.size(0));
     std::vector<at::Tensor> logits;

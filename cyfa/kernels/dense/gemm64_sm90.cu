@@ -359,19 +359,22 @@ int64_t gemm64_parts(int64_t in, int64_t out) {
   return (out + width - 1) / width;
 }
 
-bool gemm64_takes(const Gemm64& p) {
-  if (p.rows < 0 || p.rows > kMaxGemm64Rows || p.in <= 0 || p.in % kPanelColumns != 0 || p.out <= 0 || p.out % 8 != 0) return false;
+const char* gemm64_refusal(const Gemm64& p) {
+  if (p.rows < 0 || p.rows > kMaxGemm64Rows) return "the product has more than 64 rows";
+  if (p.in <= 0 || p.in % kPanelColumns != 0) return "the rows' width is not a multiple of 64";
+  if (p.out <= 0 || p.out % 8 != 0) return "the outputs are not a multiple of 8";
   const auto aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
-  if (!aligned(p.x) || !aligned(p.weight) || p.x_stride < p.in || p.x_stride % 8 != 0 || p.parts > kMaxParts) return false;
-  return with_shape(p, [&]<class S>(S) {
-    if (S::kPairs && p.out % 4 != 0) return false;
-    const int64_t panels = p.in / kPanelColumns;
-    return panels >= S::kSplit && S::panels(p.in) <= kMaxPanels && S::shared_bytes(p.in) <= kMaxSharedBytes;
+  if (!aligned(p.x) || !aligned(p.weight) || p.x_stride < p.in || p.x_stride % 8 != 0) return "an operand is not aligned to 16 bytes";
+  if (p.parts > kMaxParts) return "a norm's sums of squares are in more than 64 parts";
+  return with_shape(p, [&]<class S>(S) -> const char* {
+    if (p.in / kPanelColumns < S::kSplit) return "the rows are too narrow to be split over a cluster";
+    if (S::panels(p.in) > kMaxPanels || S::shared_bytes(p.in) > kMaxSharedBytes) return "the rows are wider than shared memory holds";
+    return nullptr;
   });
 }
 
 cudaError_t gemm64_cuda(const Gemm64& p, cudaStream_t stream) {
-  if (!gemm64_takes(p)) return cudaErrorInvalidValue;
+  if (gemm64_refusal(p) != nullptr) return cudaErrorInvalidValue;
   if (p.rows == 0) return cudaSuccess;
   return with_shape(p, [&]<class S>(S) { return launch<S>(p, stream); });
 }

@@ -51,11 +51,11 @@ struct Gemm64 {
 
 // Number of parts of the squares that a launch with kAdd writes to `next`.
 int64_t gemm64_parts(int64_t in, int64_t out);
-// Whether gemm64_cuda supports these sizes and alignments: at most 64 rows, `in` a multiple of 64, `out` a multiple of 8, at most 64 parts,
-// and panels that fit in shared memory.
-bool gemm64_takes(const Gemm64& p);
+// Why there is no kernel for this product, in words for the user; null if there is one. There is for at most 64 rows, `in` a multiple of
+// 64, `out` a multiple of 8, at most 64 parts, and panels that fit in shared memory.
+const char* gemm64_refusal(const Gemm64& p);
 // y = product of x (or its norm) and the weights, as p.output says. Sums are in fp32, in an order that depends on `in` and `output` only: a
-// row gives the same bits in any batch. Returns cudaErrorInvalidValue for sizes that gemm64_takes refuses.
+// row gives the same bits in any batch. Returns cudaErrorInvalidValue for sizes that gemm64_refusal refuses.
 cudaError_t gemm64_cuda(const Gemm64& p, cudaStream_t stream);
 
 // Writes the Normable, with one part, of rows x [rows, width] that no launch above has produced, such as embeddings. The width is a

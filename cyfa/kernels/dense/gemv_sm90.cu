@@ -223,19 +223,25 @@ cudaError_t launch(const GemvCuda& p, cudaStream_t stream) {
 
 }  // namespace
 
-bool gemv_cuda_takes(const GemvCuda& p) {
+const char* gemv_refusal(const GemvCuda& p) {
   const bool plain = p.input == GemvInput::kPlain;
-  if (p.rows < 0 || p.rows > kMaxGemvRows || p.in < kChunk || p.in % kChunk != 0 || p.in > (plain ? 24 : 8) * kStepColumns) return false;
-  if (p.rows > kTileRows && p.in > (plain ? 12 : 4) * kStepColumns) return false;  // registers and staged rows would not fit
-  if (p.output == GemvOutput::kSwiglu && p.input != GemvInput::kNorm) return false;
-  if (p.out <= 0 || plain) return p.out > 0;
-  if (p.input == GemvInput::kNorm) return p.width == p.in;
+  if (p.rows < 0 || p.rows > kMaxGemvRows) return "the product has more than 16 rows";
+  if (p.in < kChunk || p.in % kChunk != 0) return "the rows' width is not a multiple of 32";
+  if (p.in > (plain ? 24 : 8) * kStepColumns) return plain ? "rows are wider than 6,144" : "rows are wider than 2,048";
+  // Wider rows of more than one tile take too many registers and too much shared memory.
+  if (p.rows > kTileRows && p.in > (plain ? 12 : 4) * kStepColumns)
+    return plain ? "more than 8 rows are wider than 3,072" : "more than 8 rows are wider than 1,024";
+  if (p.output == GemvOutput::kSwiglu && p.input != GemvInput::kNorm) return "SwiGLU takes normed rows only";
+  if (p.out <= 0) return "the product has no outputs";
+  if (plain) return nullptr;
+  if (p.input == GemvInput::kNorm) return p.width == p.in ? nullptr : "the norm is not as wide as the rows";
   const int64_t run = p.width / kVector;
-  return run > 0 && run <= 32 && (run & (run - 1)) == 0 && p.width == run * kVector && p.in % p.width == 0;
+  const bool good = run > 0 && run <= 32 && (run & (run - 1)) == 0 && p.width == run * kVector && p.in % p.width == 0;
+  return good ? nullptr : "the gated norm's width is not a power of two from 8 to 256 that divides the rows' width";
 }
 
 cudaError_t gemv_cuda(const GemvCuda& p, cudaStream_t stream) {
-  if (!gemv_cuda_takes(p)) return cudaErrorInvalidValue;
+  if (gemv_refusal(p) != nullptr) return cudaErrorInvalidValue;
   if (p.rows == 0) return cudaSuccess;
   const bool few = p.in <= 4 * kStepColumns;
   switch (p.input) {

@@ -1,4 +1,4 @@
-#include "cyfa/engine/sm90/packed.h"
+#include "cyfa/engine/sm90/train_ops.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -7,10 +7,9 @@
 
 #include "cyfa/kernels/rowwise/rowwise_cuda.h"
 #include "cyfa/ops/common/check.h"
-#include "cyfa/ops/dense/cross_entropy.h"
 #include "cyfa/ops/dense/rowwise_cuda.h"
 
-namespace cyfa::ops {
+namespace cyfa::fused {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -53,7 +52,7 @@ T kept(AutogradContext* ctx) {
 
 class Linear : public torch::autograd::Function<Linear> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Summed& w) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Accumulated& w) {
     ctx->save_for_backward({x});
     keep(ctx, w);
     return at::mm(as_rows(x), w.value.t()).view(shaped_as(x, w.value.size(0)));
@@ -61,8 +60,8 @@ class Linear : public torch::autograd::Function<Linear> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const at::Tensor x = ctx->get_saved_variables()[0], grad = as_rows(grads[0]);
-    const auto w = kept<Summed>(ctx);
-    add_product(w.sum, grad, as_rows(x));
+    const auto w = kept<Accumulated>(ctx);
+    add_product(w.grad, grad, as_rows(x));
     return {at::mm(grad, w.value).view(x.sizes()), at::Tensor()};
   }
 };
@@ -105,10 +104,10 @@ class SwigluHalves : public torch::autograd::Function<SwigluHalves> {
 // x [, plus] -> normed [, x + plus].
 class AddNorm : public torch::autograd::Function<AddNorm> {
  public:
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const std::optional<at::Tensor>& plus, const Summed& weight,
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const std::optional<at::Tensor>& plus, const Accumulated& weight,
                                double eps) {
     const at::Tensor in = x.contiguous(), more = plus ? plus->contiguous() : at::Tensor();
-    const row_kernels::Norm out = row_kernels::norm_cuda(in, weight.value, eps, {}, more);
+    const ops::row_kernels::Norm out = ops::row_kernels::norm_cuda(in, weight.value, eps, {}, more);
     ctx->save_for_backward({plus ? out.sum : in, out.rate});
     ctx->saved_data["plus"] = plus.has_value();
     ctx->set_materialize_grads(false);
@@ -119,12 +118,12 @@ class AddNorm : public torch::autograd::Function<AddNorm> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const auto weight = kept<Summed>(ctx);
+    const auto weight = kept<Accumulated>(ctx);
     const at::Tensor past = grads.size() > 1 ? grads[1] : at::Tensor();
     at::Tensor grad_x = past;
     if (grads[0].defined()) {
       const at::Tensor rest = past.defined() ? past.contiguous() : past;
-      grad_x = row_kernels::norm_backward_cuda(saved[0], weight.value, {}, saved[1], grads[0].contiguous(), rest, {weight.sum, {}}).x;
+      grad_x = ops::row_kernels::norm_backward_cuda(saved[0], weight.value, {}, saved[1], grads[0].contiguous(), rest, {weight.grad, {}}).x;
     }
     return {grad_x, ctx->saved_data["plus"].toBool() ? grad_x : at::Tensor(), at::Tensor(), at::Tensor()};
   }
@@ -132,48 +131,40 @@ class AddNorm : public torch::autograd::Function<AddNorm> {
 
 class GatedNorm : public torch::autograd::Function<GatedNorm> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& gate, const Summed& weight, double eps,
-                            const at::Tensor& bias_sum) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& gate, const Accumulated& weight, double eps,
+                            const at::Tensor& bias_grad) {
     const at::Tensor in = x.contiguous(), by = gate.contiguous();
-    const row_kernels::Norm out = row_kernels::norm_cuda(in, weight.value, eps, by);
+    const ops::row_kernels::Norm out = ops::row_kernels::norm_cuda(in, weight.value, eps, by);
     ctx->save_for_backward({in, by, out.rate});
-    ctx->saved_data["bias_sum"] = bias_sum;
+    ctx->saved_data["bias_grad"] = bias_grad;
     keep(ctx, weight);
     return out.y;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const auto weight = kept<Summed>(ctx);
-    const row_kernels::NormSums sums = {weight.sum, ctx->saved_data["bias_sum"].toTensor()};
-    const row_kernels::NormGrads out =
-        row_kernels::norm_backward_cuda(saved[0], weight.value, saved[1], saved[2], grads[0].contiguous(), {}, sums);
+    const auto weight = kept<Accumulated>(ctx);
+    const ops::row_kernels::NormSums sums = {weight.grad, ctx->saved_data["bias_grad"].toTensor()};
+    const ops::row_kernels::NormGrads out =
+        ops::row_kernels::norm_backward_cuda(saved[0], weight.value, saved[1], saved[2], grads[0].contiguous(), {}, sums);
     return {out.x, out.gate, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
-// Where the columns of a row of the projection stand.
-struct FlowColumns {
-  int64_t width[3], streams, rank, heads, all;
+using cyclic_flow::ProjectionLayout;
 
-  explicit FlowColumns(const FlowWeights& w)
-      : rank(w.gate_up.value.size(1)), heads(w.A_log.value.size(0)), all(w.projection.value.size(0)) {
-    for (size_t i = 0; i < 3; ++i) width[i] = w.conv[i].value.size(0);
-    streams = width[0] + width[1] + width[2];
-  }
-  int64_t gate() const { return streams; }
-  int64_t gates() const { return streams + rank; }
-  int64_t fill() const { return all - gates() - 3 * heads; }
-  int64_t stride() const { return (all + 63) / 64 * 64; }
-};
+std::array<int64_t, 3> widths(const ProjectionLayout& at) { return {at.k() - at.q(), at.v() - at.k(), at.gate() - at.v()}; }
+std::array<int, 3> first_columns(const ProjectionLayout& at) { return {at.q(), at.k(), at.v()}; }
+// Elements from row to row of the fused projection in training: rows begin at multiples of 128 bytes.
+int64_t row_stride(const ProjectionLayout& at) { return (at.columns() + 63) / 64 * 64; }
 
-rowwise::GatesCuda gates_params(const FlowWeights& w, const FlowColumns& c, const at::Tensor& y) {
+rowwise::GatesCuda gates_params(const FlowWeights& w, const at::Tensor& y) {
   rowwise::GatesCuda p;
   p.type = kType;
   p.rows = y.size(0);
-  p.heads = c.heads;
+  p.heads = w.layout.heads;
   p.stride = y.stride(0);
-  p.x = column(y, c.gates());
+  p.x = column(y, w.layout.a());
   p.dt_bias = floats(w.dt_bias.value);
   p.A_log = floats(w.A_log.value);
   p.b_bias = floats(w.b_bias.value);
@@ -181,28 +172,28 @@ rowwise::GatesCuda gates_params(const FlowWeights& w, const FlowColumns& c, cons
   return p;
 }
 
-class FlowProjections : public torch::autograd::Function<FlowProjections> {
+class FlowFunction : public torch::autograd::Function<FlowFunction> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const FlowWeights& w, const std::vector<int64_t>& offsets) {
     const c10::cuda::CUDAGuard guard(x.device());
-    const FlowColumns c(w);
-    const at::Tensor y = rows_for(c, x);
+    const ProjectionLayout& at = w.layout;
+    const at::Tensor y = rows_for(at, x);
     at::Tensor to = y;
     at::mm_out(to, as_rows(x), w.projection.value.t());
     variable_list out;
-    for (const int64_t width : c.width) out.push_back(at::empty(shaped_as(x, width), x.options()));
-    for (int i = 0; i < 3; ++i) out.push_back(at::empty(shaped_as(x, c.heads), x.options().dtype(at::kFloat)));
-    const at::Tensor tasks = row_kernels::conv_tasks(offsets, x.device());
-    rowwise::ConvCuda conv = conv_params(w, c, y, tasks);
+    for (const int64_t width : widths(at)) out.push_back(at::empty(shaped_as(x, width), x.options()));
+    for (int i = 0; i < 3; ++i) out.push_back(at::empty(shaped_as(x, at.heads), x.options().dtype(at::kFloat)));
+    const at::Tensor tasks = ops::row_kernels::conv_tasks(offsets, x.device());
+    rowwise::ConvCuda conv = conv_params(w, y, tasks);
     for (size_t i = 0; i < 3; ++i) conv.input[i].y = out[i].mutable_data_ptr();
     C10_CUDA_CHECK(rowwise::conv_cuda(conv, stream()));
-    rowwise::GatesCuda gates = gates_params(w, c, y);
+    rowwise::GatesCuda gates = gates_params(w, y);
     gates.log_alpha = out[3].data_ptr<float>();
     gates.beta = out[4].data_ptr<float>();
     gates.delta = out[5].data_ptr<float>();
     C10_CUDA_CHECK(rowwise::gates_cuda(gates, stream()));
-    const at::Tensor low = y.narrow(1, c.gate(), c.rank);
-    out.push_back(at::addmm(w.gate_bias.to(y.scalar_type()), low, w.gate_up.value.t()).view(shaped_as(x, w.gate_up.value.size(0))));
+    const at::Tensor low = y.narrow(1, at.gate(), at.rank);
+    out.push_back(at::addmm(w.gate_bias.to(y.scalar_type()), low, w.gate_second.value.t()).view(shaped_as(x, w.gate_second.value.size(0))));
     ctx->save_for_backward({x, y});
     ctx->saved_data["offsets"] = offsets;
     keep(ctx, w);
@@ -214,16 +205,16 @@ class FlowProjections : public torch::autograd::Function<FlowProjections> {
     const at::Tensor &x = saved[0], &y = saved[1];
     const auto w = kept<FlowWeights>(ctx);
     const c10::cuda::CUDAGuard guard(x.device());
-    const FlowColumns c(w);
+    const ProjectionLayout& at = w.layout;
     for (at::Tensor& g : grads) g = g.contiguous();
-    const at::Tensor grad_y = rows_for(c, x);
+    const at::Tensor grad_y = rows_for(at, x);
     const auto single = y.options().dtype(at::kFloat);
 
-    const at::Tensor tasks = row_kernels::conv_tasks(ctx->saved_data["offsets"].toIntVector(), x.device());
-    rowwise::ConvCuda conv = conv_params(w, c, y, tasks);
-    for (size_t i = 0, at = 0; i < 3; at += static_cast<size_t>(c.width[i]), ++i) {
+    const at::Tensor tasks = ops::row_kernels::conv_tasks(ctx->saved_data["offsets"].toIntVector(), x.device());
+    rowwise::ConvCuda conv = conv_params(w, y, tasks);
+    for (size_t i = 0; i < 3; ++i) {
       conv.input[i].grad = grads[i].const_data_ptr();
-      conv.input[i].grad_x = column(grad_y, static_cast<int64_t>(at));
+      conv.input[i].grad_x = column(grad_y, first_columns(at)[i]);
     }
     conv.bias_parts = w.conv_bias[0].defined();
     const at::Tensor conv_parts = at::empty({tasks.size(0), rowwise::conv_parts_columns(conv)}, single);
@@ -232,55 +223,55 @@ class FlowProjections : public torch::autograd::Function<FlowProjections> {
     rowwise::SumParts sum;
     sum.add = true;
     const float* parts = conv.parts;
-    for (const Summed* kind : {w.conv, w.conv_bias}) {
-      for (size_t i = 0; i < 3 && kind[i].defined(); parts += kind[i].sum.numel(), ++i) {
-        sum.more(parts, tasks.size(0), conv_parts.size(1), kind[i].sum.data_ptr<float>(), kind[i].sum.numel());
+    for (const Accumulated* kind : {w.conv, w.conv_bias}) {
+      for (size_t i = 0; i < 3 && kind[i].defined(); parts += kind[i].grad.numel(), ++i) {
+        sum.more(parts, tasks.size(0), conv_parts.size(1), kind[i].grad.data_ptr<float>(), kind[i].grad.numel());
       }
     }
 
-    rowwise::GatesCuda gates = gates_params(w, c, y);
-    const at::Tensor gate_parts = at::empty({rowwise::kGateParts, 4 * c.heads}, single);
+    rowwise::GatesCuda gates = gates_params(w, y);
+    const at::Tensor gate_parts = at::empty({rowwise::kGateParts, 4 * at.heads}, single);
     gates.grad_log_alpha = floats(grads[3]);
     gates.grad_beta = floats(grads[4]);
     gates.grad_delta = floats(grads[5]);
-    gates.grad_x = column(grad_y, c.gates());
-    gates.fill = c.fill();
+    gates.grad_x = column(grad_y, at.a());
+    gates.fill = at.columns() - at.used();
     gates.parts = gate_parts.data_ptr<float>();
     C10_CUDA_CHECK(rowwise::gates_backward_cuda(gates, stream()));
     parts = gates.parts;
-    for (const Summed* s : {&w.dt_bias, &w.A_log, &w.b_bias, &w.d_bias}) {
-      sum.more(parts, rowwise::kGateParts, 4 * c.heads, s->sum.data_ptr<float>(), c.heads);
-      parts += c.heads;
+    for (const Accumulated* s : {&w.dt_bias, &w.A_log, &w.b_bias, &w.d_bias}) {
+      sum.more(parts, rowwise::kGateParts, 4 * at.heads, s->grad.data_ptr<float>(), at.heads);
+      parts += at.heads;
     }
     C10_CUDA_CHECK(rowwise::sum_parts_cuda(sum, stream()));
 
     const at::Tensor grad_gate = as_rows(grads[6]);
-    at::Tensor low = grad_y.narrow(1, c.gate(), c.rank);
-    at::mm_out(low, grad_gate, w.gate_up.value);
-    add_product(w.gate_up.sum, grad_gate, y.narrow(1, c.gate(), c.rank));
-    add_product(w.projection.sum, grad_y, as_rows(x));
-    const int64_t felt = w.clock_stop_gradient ? c.gates() + 2 * c.heads : c.all;  // columns that x takes a gradient from
+    at::Tensor low = grad_y.narrow(1, at.gate(), at.rank);
+    at::mm_out(low, grad_gate, w.gate_second.value);
+    add_product(w.gate_second.grad, grad_gate, y.narrow(1, at.gate(), at.rank));
+    add_product(w.projection.grad, grad_y, as_rows(x));
+    const int64_t felt = w.clock_stop_gradient ? at.d() : at.columns();  // columns that x takes a gradient from
     const at::Tensor grad_x = at::mm(grad_y.narrow(1, 0, felt), w.projection.value.narrow(0, 0, felt)).view(x.sizes());
     return {grad_x, at::Tensor(), at::Tensor()};
   }
 
  private:
   // Rows of the projection begin at multiples of 128 bytes.
-  static at::Tensor rows_for(const FlowColumns& c, const at::Tensor& x) {
-    return at::empty({x.numel() / x.size(-1), c.stride()}, x.options()).narrow(1, 0, c.all);
+  static at::Tensor rows_for(const ProjectionLayout& at, const at::Tensor& x) {
+    return at::empty({x.numel() / x.size(-1), row_stride(at)}, x.options()).narrow(1, 0, at.columns());
   }
 
-  static rowwise::ConvCuda conv_params(const FlowWeights& w, const FlowColumns& c, const at::Tensor& y, const at::Tensor& tasks) {
+  static rowwise::ConvCuda conv_params(const FlowWeights& w, const at::Tensor& y, const at::Tensor& tasks) {
     rowwise::ConvCuda p;
     p.type = kType;
     p.taps = w.conv[0].value.size(2);
-    p.x_stride = c.stride();
+    p.x_stride = row_stride(w.layout);
     p.task_count = tasks.size(0);
     p.tasks = reinterpret_cast<const rowwise::ConvTask*>(tasks.const_data_ptr<int64_t>());
     p.inputs = 3;
-    for (size_t i = 0, at = 0; i < 3; at += static_cast<size_t>(c.width[i]), ++i) {
-      p.input[i].width = c.width[i];
-      p.input[i].x = column(y, static_cast<int64_t>(at));
+    for (size_t i = 0; i < 3; ++i) {
+      p.input[i].width = widths(w.layout)[i];
+      p.input[i].x = column(y, first_columns(w.layout)[i]);
       p.input[i].weight = floats(w.conv[i].value);
       p.input[i].bias = floats(w.conv_bias[i].value);
     }
@@ -293,7 +284,7 @@ constexpr int64_t kLogits = int64_t{1} << 28;
 
 class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Summed& weight, const at::Tensor& targets) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Accumulated& weight, const at::Tensor& targets) {
     const c10::cuda::CUDAGuard guard(x.device());
     const int64_t N = x.size(0), V = weight.value.size(0);
     const auto single = x.options().dtype(at::kFloat);
@@ -318,55 +309,50 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
       at::addmm_out(sum, grad_weight, logits.t(), part, at::kFloat, begin == 0 ? 0 : 1);
     }
     ctx->save_for_backward({grad_x, grad_weight});
-    ctx->saved_data["sum"] = weight.sum;
+    ctx->saved_data["grad"] = weight.grad;
     return losses.sum() * share;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    ctx->saved_data["sum"].toTensor().addcmul_(saved[1], grads[0]);
+    ctx->saved_data["grad"].toTensor().addcmul_(saved[1], grads[0]);
     return {saved[0] * grads[0].to(saved[0].scalar_type()), at::Tensor(), at::Tensor()};
   }
 };
 
 }  // namespace
 
-bool packs_on(at::Device device) { return device.is_cuda(); }
-bool packs_norm(int64_t width) { return rowwise::norm_cuda_takes(width); }
-bool packs_columns(int64_t width) { return width > 0 && width % 8 == 0; }
-bool packs_conv(int64_t width, int64_t taps) { return rowwise::conv_cuda_takes(width, taps); }
-
-at::Tensor linear(const at::Tensor& x, const Summed& w) { return Linear::apply(x, w); }
+at::Tensor linear(const at::Tensor& x, const Accumulated& w) { return Linear::apply(x, w); }
 
 at::Tensor swiglu_halves(const at::Tensor& y) { return SwigluHalves::apply(y); }
 
-AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& plus, const Summed& weight, double eps) {
+AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& plus, const Accumulated& weight, double eps) {
   const variable_list out = AddNorm::apply(x, plus.defined() ? std::optional(plus) : std::nullopt, weight, eps);
   return {plus.defined() ? out[1] : x, out[0]};
 }
 
-at::Tensor gated_rms_norm(const at::Tensor& x, const Summed& weight, double eps, const at::Tensor& gate, const at::Tensor& bias_sum) {
-  return GatedNorm::apply(x, gate, weight, eps, bias_sum);
+at::Tensor gated_rms_norm(const at::Tensor& x, const Accumulated& weight, double eps, const at::Tensor& gate, const at::Tensor& bias_grad) {
+  return GatedNorm::apply(x, gate, weight, eps, bias_grad);
 }
 
-FlowStreams flow_streams(const at::Tensor& x, const FlowWeights& w, const std::optional<at::Tensor>& cu_seqlens) {
-  constexpr const char* kOp = "flow_streams";
-  check::shape(kOp, "x", x, {{"B", -1}, {"T", -1}, {"D", w.projection.value.size(1)}});
+FlowProjections flow_projections(const at::Tensor& x, const FlowWeights& w, const std::optional<at::Tensor>& cu_seqlens) {
+  constexpr const char* kOp = "flow_projections";
+  ops::check::shape(kOp, "x", x, {{"B", -1}, {"T", -1}, {"D", w.projection.value.size(1)}});
   std::vector<int64_t> offsets;
   if (cu_seqlens) {
-    check::borders(kOp, *cu_seqlens, x.size(0), x.device());
-    offsets = check::sequence_offsets(kOp, *cu_seqlens, x.size(1));
+    ops::check::borders(kOp, *cu_seqlens, x.size(0), x.device());
+    offsets = ops::check::sequence_offsets(kOp, *cu_seqlens, x.size(1));
   } else {
     for (int64_t b = 0; b <= x.size(0); ++b) offsets.push_back(b * x.size(1));
   }
-  const variable_list out = FlowProjections::apply(x, w, offsets);
+  const variable_list out = FlowFunction::apply(x, w, offsets);
   return {out[0], out[1], out[2], out[3], out[4], out[5], out[6]};
 }
 
-FlowStreams flow_step(const at::Tensor& x, const FlowWeights& w, const std::array<at::Tensor, 3>& past) {
-  check::shape("flow_step", "x", x, {{"B", -1}, {"D", w.projection.value.size(1)}});
+FlowProjections flow_projections_step(const at::Tensor& x, const FlowWeights& w, const std::array<at::Tensor, 3>& tails) {
+  ops::check::shape("flow_projections_step", "x", x, {{"B", -1}, {"D", w.projection.value.size(1)}});
   const c10::cuda::CUDAGuard guard(x.device());
-  const FlowColumns c(w);
+  const ProjectionLayout& at = w.layout;
   const int64_t B = x.size(0);
   const at::Tensor y = at::mm(x, w.projection.value.t());
   at::Tensor out[3];
@@ -376,32 +362,33 @@ FlowStreams flow_step(const at::Tensor& x, const FlowWeights& w, const std::arra
   conv.taps = w.conv[0].value.size(2);
   conv.inputs = 3;
   conv.x_stride = y.stride(0);
-  for (size_t i = 0, at = 0; i < 3; at += static_cast<size_t>(c.width[i]), ++i) {
-    out[i] = at::empty({B, c.width[i]}, x.options());
-    conv.input[i] = {c.width[i],
-                     column(y, static_cast<int64_t>(at)),
+  for (size_t i = 0; i < 3; ++i) {
+    const int64_t width = widths(at)[i];
+    out[i] = at::empty({B, width}, x.options());
+    conv.input[i] = {width,
+                     column(y, first_columns(at)[i]),
                      floats(w.conv[i].value),
                      floats(w.conv_bias[i].value),
-                     past[i].data_ptr<float>(),
+                     tails[i].data_ptr<float>(),
                      out[i].mutable_data_ptr()};
   }
   C10_CUDA_CHECK(rowwise::conv_step_cuda(conv, stream()));
   const auto single = x.options().dtype(at::kFloat);
-  const at::Tensor log_alpha = at::empty({B, c.heads}, single), beta = at::empty_like(log_alpha), delta = at::empty_like(log_alpha);
-  rowwise::GatesCuda gates = gates_params(w, c, y);
+  const at::Tensor log_alpha = at::empty({B, at.heads}, single), beta = at::empty_like(log_alpha), delta = at::empty_like(log_alpha);
+  rowwise::GatesCuda gates = gates_params(w, y);
   gates.log_alpha = log_alpha.data_ptr<float>();
   gates.beta = beta.data_ptr<float>();
   gates.delta = delta.data_ptr<float>();
   C10_CUDA_CHECK(rowwise::gates_cuda(gates, stream()));
-  const at::Tensor gate = at::addmm(w.gate_bias, y.narrow(1, c.gate(), c.rank), w.gate_up.value.t());
+  const at::Tensor gate = at::addmm(w.gate_bias, y.narrow(1, at.gate(), at.rank), w.gate_second.value.t());
   return {out[0], out[1], out[2], log_alpha, beta, delta, gate};
 }
 
-at::Tensor linear_cross_entropy(const at::Tensor& x, const Summed& weight, const at::Tensor& targets) {
+at::Tensor linear_cross_entropy(const at::Tensor& x, const Accumulated& weight, const at::Tensor& targets) {
   constexpr const char* kOp = "linear_cross_entropy";
-  check::shape(kOp, "x", x, {{"N", -1}, {"D", weight.value.size(1)}});
-  check::shape(kOp, "targets", targets, {{"N", x.size(0)}});
+  ops::check::shape(kOp, "x", x, {{"N", -1}, {"D", weight.value.size(1)}});
+  ops::check::shape(kOp, "targets", targets, {{"N", x.size(0)}});
   return CrossEntropy::apply(x.contiguous(), weight, targets.contiguous());
 }
 
-}  // namespace cyfa::ops
+}  // namespace cyfa::fused

@@ -1,4 +1,4 @@
-#include "cyfa/engine/sm90/decode_step.h"
+#include "cyfa/engine/sm90/small_batch.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -9,7 +9,7 @@
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_step.h"
 #include "cyfa/kernels/dense/gemv_sm90.h"
 
-namespace cyfa::ops {
+namespace cyfa::fused {
 namespace {
 
 using dense::GemvCuda;
@@ -18,14 +18,6 @@ using dense::GemvOutput;
 
 cudaStream_t stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
 const float* floats(const at::Tensor& x) { return x.defined() ? x.const_data_ptr<float>() : nullptr; }
-
-bool on_hopper(const at::Tensor& x) {
-  if (!x.is_cuda()) return false;
-  int major = 0;
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, x.get_device()));
-  return major == 9;
-}
-
 bool plain(const at::Tensor& x, at::ScalarType type) { return x.scalar_type() == type && x.is_contiguous(); }
 
 // weight times x, or what `input` says of it, x [rows, in].
@@ -44,7 +36,9 @@ GemvCuda product(const at::Tensor& x, const at::Tensor& weight, GemvInput input,
   return p;
 }
 
-bool takes(const GemvCuda& p, const at::Tensor& weight) { return plain(weight, at::kBFloat16) && dense::gemv_cuda_takes(p); }
+const char* refusal(const GemvCuda& p, const at::Tensor& weight) {
+  return plain(weight, at::kBFloat16) ? dense::gemv_refusal(p) : "a matrix is not bf16 and contiguous";
+}
 
 void queue(GemvCuda p, const at::Tensor& y, const at::Tensor& ahead) {
   p.y = y.mutable_data_ptr();
@@ -55,10 +49,10 @@ void queue(GemvCuda p, const at::Tensor& y, const at::Tensor& ahead) {
   C10_CUDA_CHECK(dense::gemv_cuda(p, stream()));
 }
 
-// The step's kernel with what is around it; x, o and, with a gate that is read, gate are the caller's to set.
+// The step's kernel with the mixer around it; x, o and, with a gate that is read, gate are the caller's to set.
 struct FlowLaunch {
   cyclic_flow::StepCudaParams p;
-  cyclic_flow::StepMixer s;
+  cyclic_flow::StepMixer m;
 
   FlowLaunch(const FlowStep& f, int64_t B) {
     p.B = B;
@@ -76,101 +70,109 @@ struct FlowLaunch {
     p.state_k = f.k.data_ptr();
     p.state_v = f.v.data_ptr();
     p.clock = f.clock.data_ptr<double>();
-    p.mixer = &s;
-    s.stride = f.w.projection.value.size(0);
-    s.rank = f.w.gate_up.value.size(1);
-    s.taps = f.w.conv[0].value.size(2);
+    p.mixer = &m;
+    m.stride = f.w.layout.columns();
+    m.rank = f.w.layout.rank;
+    m.taps = f.w.conv[0].value.size(2);
     for (size_t i = 0; i < 3; ++i) {
-      s.conv[i] = floats(f.w.conv[i].value);
-      s.conv_bias[i] = floats(f.w.conv_bias[i].value);
-      s.past[i] = f.past[i].data_ptr<float>();
+      m.conv[i] = floats(f.w.conv[i].value);
+      m.conv_bias[i] = floats(f.w.conv_bias[i].value);
+      m.past[i] = f.tails[i].data_ptr<float>();
     }
-    s.dt_bias = floats(f.w.dt_bias.value);
-    s.A_log = floats(f.w.A_log.value);
-    s.b_bias = floats(f.w.b_bias.value);
-    s.d_bias = floats(f.w.d_bias.value);
-    s.o_norm_weight = floats(f.o_norm.weight);
-    s.o_norm_eps = static_cast<float>(f.o_norm.eps);
+    m.dt_bias = floats(f.w.dt_bias.value);
+    m.A_log = floats(f.w.A_log.value);
+    m.b_bias = floats(f.w.b_bias.value);
+    m.d_bias = floats(f.w.d_bias.value);
+    m.o_norm_weight = floats(f.o_norm.weight);
+    m.o_norm_eps = static_cast<float>(f.o_norm.eps);
   }
   FlowLaunch(const FlowLaunch&) = delete;
 
   void queue(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& o) {
-    s.x = x.const_data_ptr();
-    s.gate = gate.mutable_data_ptr();
+    m.x = x.const_data_ptr();
+    m.gate = gate.mutable_data_ptr();
     p.o = o.mutable_data_ptr();
     C10_CUDA_CHECK(cyclic_flow::step_cuda(p, stream()));
   }
 };
 
-bool plain_states(const FlowStep& f) {
-  for (const at::Tensor& past : f.past) {
-    if (!plain(past, at::kFloat)) return false;
+const char* states_refusal(const FlowStep& f) {
+  for (const at::Tensor& tail : f.tails) {
+    if (!plain(tail, at::kFloat)) return "a convolution's state is not fp32 and contiguous";
   }
   const at::ScalarType type = f.k.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
-  return plain(f.k, type) && plain(f.v, type) && plain(f.clock, at::kDouble);
+  const bool good = plain(f.k, type) && plain(f.v, type) && plain(f.clock, at::kDouble);
+  return good ? nullptr : "the states are not contiguous in fp32 or bf16, with a clock in fp64";
 }
 
 }  // namespace
 
-bool few_rows(const at::Tensor& x) { return on_hopper(x) && plain(x, at::kBFloat16) && x.size(0) <= dense::kMaxGemvRows; }
+const char* small_batch_refusal(const at::Tensor& x) {
+  if (x.size(0) > dense::kMaxGemvRows) return "more than 16 sequences";
+  return plain(x, at::kBFloat16) ? nullptr : "activations are not bf16 and contiguous";
+}
 
-bool add_flow_step(const at::Tensor& x, const StepNorm& norm, const FlowStep& f, const at::Tensor& ahead) {
-  if (!few_rows(x) || !plain_states(f) || !plain(f.w.gate_up.value, at::kBFloat16)) return false;
+const char* add_flow_step(const at::Tensor& x, const StepNorm& norm, const FlowStep& f, const at::Tensor& ahead) {
+  if (const char* why = small_batch_refusal(x)) return why;
+  if (const char* why = states_refusal(f)) return why;
+  if (!plain(f.w.gate_second.value, at::kBFloat16)) return "a matrix is not bf16 and contiguous";
   const c10::cuda::CUDAGuard guard(x.device());
   FlowLaunch flow(f, x.size(0));
-  flow.s.gate_second = f.w.gate_up.value.const_data_ptr();
-  flow.s.gate_bias = f.w.gate_bias.const_data_ptr();
+  flow.m.gate_second = f.w.gate_second.value.const_data_ptr();
+  flow.m.gate_bias = f.w.gate_bias.const_data_ptr();
   const at::Tensor y = at::empty({x.size(0), f.w.projection.value.size(0)}, x.options());
   const at::Tensor o = at::empty({x.size(0), f.o_proj.size(1)}, x.options()), gate = at::empty_like(o);
   const GemvCuda first = product(x, f.w.projection.value, GemvInput::kNorm, GemvOutput::kStore, norm);
   GemvCuda last = product(o, f.o_proj, GemvInput::kGatedNorm, GemvOutput::kAdd, f.o_norm);
   last.gate = gate.const_data_ptr();
-  if (!takes(first, f.w.projection.value) || !takes(last, f.o_proj) || cyclic_flow::step_cuda_refusal(flow.p) != nullptr) return false;
-  queue(first, y, ahead);  // the step, which reads little, is when that comes
+  if (const char* why = refusal(first, f.w.projection.value)) return why;
+  if (const char* why = refusal(last, f.o_proj)) return why;
+  if (const char* why = cyclic_flow::step_cuda_refusal(flow.p)) return why;
+  queue(first, y, ahead);  // fetched while the step runs, which reads little
   flow.queue(y, gate, o);
   queue(last, x, {});
-  return true;
+  return nullptr;
 }
 
-bool add_swiglu_step(const at::Tensor& x, const StepNorm& norm, const at::Tensor& gate_up, const at::Tensor& down,
-                     const at::Tensor& ahead) {
-  if (!few_rows(x)) return false;
+const char* add_swiglu_step(const at::Tensor& x, const StepNorm& norm, const at::Tensor& gate_and_up, const at::Tensor& down,
+                            const at::Tensor& ahead) {
+  if (const char* why = small_batch_refusal(x)) return why;
   const c10::cuda::CUDAGuard guard(x.device());
   const at::Tensor wide = at::empty({x.size(0), down.size(1)}, x.options());
-  const GemvCuda first = product(x, gate_up, GemvInput::kNorm, GemvOutput::kSwiglu, norm);
+  const GemvCuda first = product(x, gate_and_up, GemvInput::kNorm, GemvOutput::kSwiglu, norm);
   const GemvCuda last = product(wide, down, GemvInput::kPlain, GemvOutput::kAdd);
-  if (!takes(first, gate_up) || !takes(last, down)) return false;
+  if (const char* why = refusal(first, gate_and_up)) return why;
+  if (const char* why = refusal(last, down)) return why;
   queue(first, wide, down);
   queue(last, x, ahead);
-  return true;
+  return nullptr;
 }
 
-at::Tensor head_step(const at::Tensor& x, const StepNorm& norm, const at::Tensor& head) {
-  if (!few_rows(x)) return {};
+const char* head_step(const at::Tensor& x, const StepNorm& norm, const at::Tensor& head, at::Tensor* logits) {
+  if (const char* why = small_batch_refusal(x)) return why;
   const c10::cuda::CUDAGuard guard(x.device());
   const GemvCuda p = product(x, head, GemvInput::kNorm, GemvOutput::kFloat, norm);
-  if (!takes(p, head)) return {};
-  at::Tensor logits = at::empty({x.size(0), head.size(0)}, x.options().dtype(at::kFloat));
-  queue(p, logits, {});
-  return logits;
+  if (const char* why = refusal(p, head)) return why;
+  *logits = at::empty({x.size(0), head.size(0)}, x.options().dtype(at::kFloat));
+  queue(p, *logits, {});
+  return nullptr;
 }
 
-bool takes_flow_step(const at::Tensor& x, const FlowStep& f) {
-  return on_hopper(x) && plain_states(f) && cyclic_flow::step_cuda_refusal(FlowLaunch(f, x.size(0)).p) == nullptr;
+const char* flow_step_refusal(const at::Tensor& x, const FlowStep& f) {
+  const char* why = states_refusal(f);
+  return why != nullptr ? why : cyclic_flow::step_cuda_refusal(FlowLaunch(f, x.size(0)).p);
 }
 
-at::Tensor flow_step_gated(const at::Tensor& x, const FlowStep& f) {
-  if (!takes_flow_step(x, f)) return {};
+const char* flow_step_gated(const at::Tensor& x, const FlowStep& f, at::Tensor* o) {
+  if (const char* why = flow_step_refusal(x, f)) return why;
   const c10::cuda::CUDAGuard guard(x.device());
   const at::Tensor y = at::mm(x, f.w.projection.value.t());
-  const at::Tensor gate = at::addmm(f.w.gate_bias, gate_input(y, f), f.w.gate_up.value.t());
-  return flow_step_of(y, gate, f);
+  const at::Tensor gate = at::addmm(f.w.gate_bias, gate_input(y, f.w), f.w.gate_second.value.t());
+  *o = flow_step_of(y, gate, f);
+  return nullptr;
 }
 
-at::Tensor gate_input(const at::Tensor& y, const FlowStep& f) {
-  const int64_t H = f.readout_table.size(0);
-  return y.narrow(1, H * (2 * f.k.size(2) + f.v.size(3)), f.w.gate_up.value.size(1));
-}
+at::Tensor gate_input(const at::Tensor& y, const FlowWeights& w) { return y.narrow(1, w.layout.gate(), w.layout.rank); }
 
 at::Tensor flow_step_of(const at::Tensor& y, const at::Tensor& gate, const FlowStep& f) {
   const c10::cuda::CUDAGuard guard(y.device());
@@ -180,4 +182,4 @@ at::Tensor flow_step_of(const at::Tensor& y, const at::Tensor& gate, const FlowS
   return o;
 }
 
-}  // namespace cyfa::ops
+}  // namespace cyfa::fused

@@ -1,0 +1,54 @@
+#include "cyfa/engine/portable.h"
+
+namespace cyfa::portable {
+namespace {
+
+class PortableStep final : public StepEngine {
+ public:
+  PortableStep(const CausalLM& model, std::optional<at::ScalarType> compute) : model_(model) {
+    const at::NoGradGuard no_grad;
+    weights_ = model.weights(compute);
+  }
+
+  std::string name() const override { return "portable"; }
+  const CausalLM& model() const override { return model_; }
+  const Weights& weights() const override { return weights_; }
+  at::Tensor step(const at::Tensor& ids, ModelState& state) override { return model_.step(weights_, ids, state); }
+  std::string path(int64_t) const override { return "one operation after another"; }
+
+ private:
+  const CausalLM& model_;
+  Weights weights_;
+};
+
+class PortableTraining final : public TrainEngine {
+ public:
+  PortableTraining(const CausalLM& model, std::optional<at::ScalarType> compute, bool recompute)
+      : model_(model), compute_(compute), recompute_(recompute) {}
+
+  std::string name() const override { return "portable"; }
+  void begin_step() override { weights_ = model_.weights(compute_); }
+  at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens) override {
+    return model_.loss(weights_, inputs, targets, cu_seqlens, recompute_);
+  }
+
+ private:
+  const CausalLM& model_;
+  std::optional<at::ScalarType> compute_;
+  bool recompute_;
+  Weights weights_;
+};
+
+}  // namespace
+
+std::string refusal(const CausalLM&, std::optional<at::ScalarType>) { return {}; }
+
+std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, std::optional<at::ScalarType> compute) {
+  return std::make_unique<PortableStep>(model, compute);
+}
+
+std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, std::optional<at::ScalarType> compute, bool recompute) {
+  return std::make_unique<PortableTraining>(model, compute, recompute);
+}
+
+}  // namespace cyfa::portable

@@ -1,0 +1,12 @@
+// The engine that serves everything: the plain model of cyfa/model, for every mixer and device.
+#pragma once
+
+#include "cyfa/engine/engine.h"
+
+namespace cyfa::portable {
+
+std::string refusal(const CausalLM& model, std::optional<at::ScalarType> compute);  // always empty
+std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, std::optional<at::ScalarType> compute);
+std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, std::optional<at::ScalarType> compute, bool recompute);
+
+}  // namespace cyfa::portable

@@ -1,0 +1,147 @@
+#include "cyfa/engine/recorded.h"
+
+#ifdef CYFA_CUDA
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/core/Event.h>
+#include <c10/cuda/CUDAGuard.h>
+#endif
+
+namespace cyfa {
+
+std::string recording_refusal(const CausalLM& model) {
+#ifndef CYFA_CUDA
+  return "this build has no CUDA";
+#endif
+  if (!model.device().is_cuda()) return "the parameters are on " + model.device().str() + "; graphs are recorded on a GPU";
+  for (size_t i = 0; i < model.layers().size(); ++i) {
+    const std::string reason = model.layers()[i].block->mixer().needs_host();
+    if (!reason.empty()) return "layer " + std::to_string(i) + ": " + reason;
+  }
+  return {};
+}
+
+#ifdef CYFA_CUDA
+
+namespace {
+
+struct Recording {
+  at::Tensor given;  // in the host's memory: the graph begins with its copy to `ids`
+  at::Tensor ids, logits;
+  at::cuda::CUDAGraph graph;
+  c10::Event read{at::kCUDA};  // after the last replay, and so after its reading of `given`
+
+  ~Recording() {  // torch does not know of that reading, and would give the memory to others
+    try {
+      read.synchronize();
+    } catch (const c10::Error&) {  // the device is lost; so is what was read
+    }
+  }
+};
+
+bool same_tensors(const ModelState& a, const ModelState& b) {
+  if (a.layers.size() != b.layers.size()) return false;
+  for (size_t i = 0; i < a.layers.size(); ++i) {
+    if (a.layers[i].size() != b.layers[i].size()) return false;
+    for (size_t j = 0; j < a.layers[i].size(); ++j) {
+      if (!a.layers[i][j].is_same(b.layers[i][j])) return false;
+    }
+  }
+  return true;
+}
+
+// After an error inside, the capture must still be closed, on its stream. Where CUDA has given it up, torch says so once more and leaves the
+// pool open that the capture allocated from.
+void end_broken_capture(at::cuda::CUDAGraph& graph, c10::DeviceIndex device, const c10::MempoolId_t& pool) {
+  try {
+    graph.capture_end();
+  } catch (const c10::Error&) {
+    try {
+      c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool);
+      c10::cuda::CUDACachingAllocator::releasePool(device, pool);
+    } catch (const c10::Error&) {  // it was closed already
+    }
+  }
+}
+
+class RecordedStep final : public StepEngine {
+ public:
+  explicit RecordedStep(std::shared_ptr<StepEngine> inner) : inner_(std::move(inner)) {}
+
+  std::string name() const override { return inner_->name() + (refusal_.empty() ? "+graph" : ""); }
+  const CausalLM& model() const override { return inner_->model(); }
+  const Weights& weights() const override { return inner_->weights(); }
+  std::string path(int64_t sequences) const override { return inner_->path(sequences); }
+  std::vector<std::string> notes() const override {
+    std::vector<std::string> all = inner_->notes();
+    if (!refusal_.empty()) all.push_back("a step could not be recorded as a graph: " + refusal_);
+    return all;
+  }
+
+  at::Tensor step(const at::Tensor& ids, ModelState& state) override {
+    // What is wrong with the arguments is said by the step itself, and not while it is recorded.
+    const bool right = ids.dim() == 1 && ids.size(0) == state.sequences();
+    if (!refusal_.empty() || !right) return inner_->step(ids, state);
+    model().check_ids(ids);
+    if (!same_tensors(held_, state)) {
+      recording_.reset();
+      held_ = {};
+      const ModelState before = state;
+      const at::Tensor logits = inner_->step(ids, state);
+      if (same_tensors(before, state)) held_ = state;
+      return logits;
+    }
+    if (recording_ == nullptr) record(ids, state);
+    if (recording_ == nullptr) return inner_->step(ids, state);  // nothing has run yet
+    recording_->read.synchronize();                              // at once before the first
+    recording_->given.copy_(ids);
+    recording_->graph.replay();
+    recording_->read.record(c10::cuda::getCurrentCUDAStream(model().device().index()));
+    return recording_->logits;
+  }
+
+ private:
+  // Leaves recording_ null, and the reason in refusal_, where an operation of the step cannot be recorded.
+  void record(const at::Tensor& ids, ModelState& state) {
+    auto recording = std::make_unique<Recording>();
+    recording->given = at::empty(ids.sizes(), at::TensorOptions(at::kLong).pinned_memory(true));
+    recording->ids = at::empty(ids.sizes(), at::TensorOptions(at::kLong).device(model().device()));
+    const c10::cuda::CUDAStream outside = c10::cuda::getCurrentCUDAStream(model().device().index());
+    outside.synchronize();
+    const c10::MempoolId_t pool = at::cuda::graph_pool_handle();
+    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, outside.device_index()));
+    recording->graph.capture_begin(pool);
+    try {
+      C10_CUDA_CHECK(cudaMemcpyAsync(recording->ids.mutable_data_ptr(), recording->given.const_data_ptr(), recording->ids.nbytes(),
+                                     cudaMemcpyHostToDevice, c10::cuda::getCurrentCUDAStream()));
+      recording->logits = inner_->step(recording->ids, state);
+      recording->graph.capture_end();
+    } catch (const c10::Error& e) {
+      end_broken_capture(recording->graph, outside.device_index(), pool);
+      refusal_ = e.what_without_backtrace();
+      return;
+    } catch (...) {
+      end_broken_capture(recording->graph, outside.device_index(), pool);
+      throw;
+    }
+    recording_ = std::move(recording);
+  }
+
+  std::shared_ptr<StepEngine> inner_;
+  ModelState held_;  // the last step's tensors, held so that no others come to lie where they do
+  std::unique_ptr<Recording> recording_;
+  std::string refusal_;
+};
+
+}  // namespace
+
+std::unique_ptr<StepEngine> record_steps(std::shared_ptr<StepEngine> engine) { return std::make_unique<RecordedStep>(std::move(engine)); }
+
+#else
+
+std::unique_ptr<StepEngine> record_steps(std::shared_ptr<StepEngine> engine) {
+  throw std::invalid_argument("engine " + engine->name() + " cannot be recorded: " + recording_refusal(engine->model()));
+}
+
+#endif
+
+}  // namespace cyfa

@@ -1,0 +1,266 @@
+// Decoding on Hopper. The weights are fused once, layer by layer, and the model's parameters become views of the fused matrices, so that
+// they are in memory once. A step then takes one of three paths, by the batch: small_batch.h, medium_batch.h, or products by cuBLAS with
+// the rest fused.
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <map>
+#include <set>
+
+#include "cyfa/engine/sm90/medium_batch.h"
+#include "cyfa/engine/sm90/sm90.h"
+#include "cyfa/engine/sm90/train_ops.h"
+#include "cyfa/mixers/call.h"
+
+namespace cyfa::fused {
+namespace {
+
+// A layer as a step reads it.
+struct StepLayer {
+  const Block* block = nullptr;
+  Weights w;
+  const CyclicFlowSpec* spec = nullptr;  // null: the mixer has no fused kernels, and `refusal` says why
+  std::string refusal;
+  FlowStep flow;  // but for the states
+  StepNorm mixer_norm, mlp_norm;
+  at::Tensor gate_and_up, down;
+};
+
+// Puts parameters into fused matrices, and the views of them into the place of the originals.
+class Fuser {
+ public:
+  explicit Fuser(CausalLM& model) : model_(model), views_(model.parameters().size()) {}
+
+  // Members by place in the model's table, with their first rows; rows that none of them fills are zero.
+  at::Tensor matrix(const std::vector<std::pair<ParameterId, int64_t>>& members, int64_t rows) {
+    const at::Tensor& like = model_.parameters()[members[0].first];
+    const at::Tensor fused = at::zeros({rows, like.size(1)}, like.options().dtype(at::kBFloat16));
+    for (const auto& [id, row] : members) {
+      at::Tensor& p = model_.parameters()[id];
+      views_[id] = fused.narrow(0, row, p.size(0));
+      views_[id].copy_(p);
+      // A parameter that is trained, or stored in another type, stays what it is.
+      if (p.scalar_type() == at::kBFloat16 && !p.requires_grad()) p = views_[id];
+    }
+    return fused;
+  }
+
+  Weights weights() const {
+    const Weights plain = model_.weights(at::kBFloat16);
+    std::vector<at::Tensor> tensors;
+    for (ParameterId id = 0; id < views_.size(); ++id) tensors.push_back(views_[id].defined() ? views_[id] : plain[id]);
+    return Weights(std::move(tensors));
+  }
+
+ private:
+  CausalLM& model_;
+  std::vector<at::Tensor> views_;  // by ParameterId
+};
+
+class Sm90Step final : public StepEngine {
+ public:
+  explicit Sm90Step(CausalLM& model) : model_(model) {
+    const at::NoGradGuard no_grad;
+    Fuser fuser(model);
+    for (const CausalLM::Layer& layer : model.layers()) {
+      StepLayer s;
+      s.block = layer.block.get();
+      const Block::Ids& ids = layer.block->ids();
+      const int64_t F = layer.block->table().specs()[ids.gate].shape[0];
+      s.gate_and_up = fuser.matrix({{layer.first + ids.gate, 0}, {layer.first + ids.up, F}}, 2 * F);
+      const CyclicFlowSpec* spec = cyclic_flow_spec(layer.block->mixer());
+      s.refusal = spec == nullptr ? "it is not CyFA" : flow_refusal(*spec);
+      if (s.refusal.empty()) {
+        s.spec = spec;
+        std::vector<std::pair<ParameterId, int64_t>> members;
+        for (const auto& [id, row] : projection_members(*spec)) members.emplace_back(layer.first + id, row);
+        s.flow.w.layout = layout_of(*spec);
+        s.flow.w.projection.value = fuser.matrix(members, s.flow.w.layout.columns());
+      }
+      layers_.push_back(std::move(s));
+    }
+    weights_ = fuser.weights();
+    for (size_t i = 0; i < layers_.size(); ++i) finish(layers_[i], model.layers()[i]);
+    c10::cuda::CUDACachingAllocator::emptyCache();  // of the matrices that were fused
+  }
+
+  std::string name() const override { return "sm90"; }
+  const CausalLM& model() const override { return model_; }
+  const Weights& weights() const override { return weights_; }
+  std::vector<std::string> notes() const override { return {notes_.begin(), notes_.end()}; }
+
+  std::string path(int64_t sequences) const override {
+    const at::Tensor x = at::empty({sequences, model_.config().backbone.hidden_size}, at::TensorOptions(at::kBFloat16).device(at::kMeta));
+    if (small_batch_refusal(x) == nullptr) return "five launches a layer";
+    if (medium_batch_refusal(x) == nullptr) return "six launches a layer";
+    return "products by cuBLAS";
+  }
+
+  at::Tensor step(const at::Tensor& ids, ModelState& state) override {
+    const at::NoGradGuard no_grad;
+    model_.check_step(ids, state);
+    const at::Tensor x = model_.embed(weights_, ids);
+    if (small_batch_refusal(x) == nullptr) return small_step(x, state);
+    if (medium_batch_refusal(x) == nullptr) return medium_step(x, state);
+    return large_step(x, state);
+  }
+
+ private:
+  double eps() const { return model_.config().backbone.norm_eps; }
+  const at::Tensor& head() const { return weights_[model_.head_weight()]; }
+  StepNorm final_norm() const { return {weights_[model_.norm_weight()], eps()}; }
+
+  void finish(StepLayer& s, const CausalLM::Layer& layer) {
+    s.w = layer.weights(weights_);
+    const Block::Ids& ids = s.block->ids();
+    s.mixer_norm = {s.w[ids.mixer_norm], eps()};
+    s.mlp_norm = {s.w[ids.mlp_norm], eps()};
+    s.down = s.w[ids.down];
+    if (s.spec == nullptr) return;
+    const CyclicFlowSpec& spec = *s.spec;
+    const auto single = [&](ParameterId id) { return s.w[id].contiguous(); };
+    FlowWeights& w = s.flow.w;
+    w.gate_second.value = s.w[spec.gate_second];
+    w.gate_bias = s.w[spec.gate_bias].to(at::kBFloat16);
+    w.dt_bias.value = single(spec.dt_bias);
+    w.A_log.value = single(spec.A_log);
+    w.b_bias.value = single(spec.b_bias);
+    w.d_bias.value = single(spec.d_bias);
+    for (size_t i = 0; i < 3; ++i) {
+      w.conv[i].value = single(spec.qkv[i].weight());
+      if (spec.config.conv.bias) w.conv_bias[i].value = single(spec.qkv[i].bias());
+    }
+    s.flow.readout_table = ops::cyclic_flow_readout_table(spec.readout_matrices(s.w, model_.device()));
+    if (spec.config.qk_norm) {
+      s.flow.q_norm_weight = s.w[spec.q_norm];
+      s.flow.k_norm_weight = s.w[spec.k_norm];
+    }
+    s.flow.norm_eps = spec.config.backbone.norm_eps;
+    s.flow.o_norm = {s.w[spec.o_norm], spec.output_eps()};
+    s.flow.o_proj = s.w[spec.o_proj];
+  }
+
+  static FlowStep flow_of(const StepLayer& layer, const MixerState& state) {
+    FlowStep f = layer.flow;
+    f.k = state[layer.spec->keys];
+    f.v = state[layer.spec->values];
+    f.clock = state[layer.spec->clock];
+    for (size_t i = 0; i < 3; ++i) f.tails[i] = state[layer.spec->qkv[i].part()];
+    return f;
+  }
+
+  // Null, or why a part of a layer ran by other means, which is noted once.
+  bool done(const char* what, const char* why) {
+    if (why == nullptr) return true;
+    notes_.insert(std::string(what) + ": " + why);
+    return false;
+  }
+
+  // The mixer of normed rows [B, D], by itself.
+  at::Tensor mix(const StepLayer& layer, const at::Tensor& normed, MixerState& state) {
+    if (layer.spec == nullptr) {
+      done("mixer without fused kernels", layer.refusal.c_str());
+      Call call(layer.w, normed, state);
+      return layer.block->mixer().mix(call);
+    }
+    const FlowStep f = flow_of(layer, state);
+    at::Tensor o;
+    if (!done("mixer in one launch", flow_step_gated(normed, f, &o))) {
+      const FlowProjections p = flow_projections_step(normed, f.w, f.tails);
+      const int64_t B = normed.size(0), H = f.w.layout.heads;
+      ops::CyclicFlowStepInputs in;
+      in.q = p.q.view({B, H, -1});
+      in.k = p.k.view({B, H, -1});
+      in.v = p.v.view({B, H, -1});
+      in.log_alpha = p.log_alpha;
+      in.delta = p.delta;
+      in.beta = p.beta;
+      in.readout_table = f.readout_table;
+      if (f.q_norm_weight.defined()) {
+        in.q_norm_weight = f.q_norm_weight;
+        in.k_norm_weight = f.k_norm_weight;
+      }
+      ops::CyclicFlowOptions options;
+      options.norm_eps = f.norm_eps;
+      const at::Tensor read = ops::cyclic_flow_step(in, {f.k, f.v, f.clock}, options);
+      o = ops::gated_rms_norm(read, f.o_norm.weight, f.o_norm.eps, p.gate.view(read.sizes())).flatten(-2);
+    }
+    return at::linear(o, f.o_proj);
+  }
+
+  static at::Tensor normed(const at::Tensor& x, const StepNorm& norm) { return add_rms_norm(x, {}, {norm.weight, {}}, norm.eps).normed; }
+  static at::Tensor swiglu(const StepLayer& layer, const at::Tensor& rows) {
+    return at::linear(swiglu_halves(at::linear(rows, layer.gate_and_up)), layer.down);
+  }
+
+  // Parts add themselves to x; a part without kernels is computed by itself.
+  at::Tensor small_step(at::Tensor x, ModelState& state) {
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const StepLayer& layer = layers_[i];
+      const char* why = layer.spec == nullptr ? layer.refusal.c_str()
+                                              : add_flow_step(x, layer.mixer_norm, flow_of(layer, state.layers[i]), layer.gate_and_up);
+      if (!done("five launches, mixer", why)) x = x + mix(layer, normed(x, layer.mixer_norm), state.layers[i]);
+      const at::Tensor ahead = i + 1 < layers_.size() ? layers_[i + 1].flow.w.projection.value : at::Tensor();
+      why = add_swiglu_step(x, layer.mlp_norm, layer.gate_and_up, layer.down, ahead);
+      if (!done("five launches, SwiGLU", why)) x = x + swiglu(layer, normed(x, layer.mlp_norm));
+    }
+    at::Tensor logits;
+    if (done("five launches, head", head_step(x, final_norm(), head(), &logits))) return logits;
+    return at::linear(normed(x, final_norm()), head()).to(at::kFloat);
+  }
+
+  at::Tensor medium_step(const at::Tensor& x, ModelState& state) {
+    const auto plainly_normed = [](const NormedRows& rows, const StepNorm& norm) { return ops::rms_norm(rows.x, norm.weight, norm.eps); };
+    NormedRows rows = begin_rows(x, layers_.front().mixer_norm);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const StepLayer& layer = layers_[i];
+      const StepNorm next = i + 1 < layers_.size() ? layers_[i + 1].mixer_norm : final_norm();
+      const char* why = layer.spec == nullptr ? layer.refusal.c_str() : add_flow_rows(rows, flow_of(layer, state.layers[i]), layer.mlp_norm);
+      if (!done("six launches, mixer", why)) {
+        const at::Tensor mixed = mix(layer, plainly_normed(rows, layer.mixer_norm), state.layers[i]);
+        rows = begin_rows(rows.x + mixed, layer.mlp_norm);
+      }
+      why = add_swiglu_rows(rows, layer.gate_and_up, layer.down, next);
+      if (!done("six launches, SwiGLU", why)) {
+        rows = begin_rows(rows.x + swiglu(layer, plainly_normed(rows, layer.mlp_norm)), next);
+      }
+    }
+    return at::linear(plainly_normed(rows, final_norm()), head()).to(at::kFloat);
+  }
+
+  // The sum of the residual stream is left to the next norm.
+  at::Tensor large_step(at::Tensor x, ModelState& state) {
+    at::Tensor plus;
+    const auto next_norm = [&](const StepNorm& norm) {
+      const AddedNorm added = add_rms_norm(x, plus, {norm.weight, {}}, norm.eps);
+      x = added.sum;
+      return added.normed;
+    };
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const StepLayer& layer = layers_[i];
+      plus = mix(layer, next_norm(layer.mixer_norm), state.layers[i]);
+      plus = swiglu(layer, next_norm(layer.mlp_norm));
+    }
+    return at::linear(next_norm(final_norm()), head()).to(at::kFloat);
+  }
+
+  CausalLM& model_;
+  Weights weights_;
+  std::vector<StepLayer> layers_;
+  std::set<std::string> notes_;
+};
+
+}  // namespace
+
+std::string step_refusal(const CausalLM& model, std::optional<at::ScalarType> compute) {
+  if (const std::string reason = device_refusal(model.device()); !reason.empty()) return reason;
+  const at::ScalarType stored = model.parameters().at(model.head_weight()).scalar_type(), type = compute.value_or(stored);
+  if (type != at::kBFloat16) return std::string("matrices are ") + c10::toString(type) + ", the kernels take bf16";
+  if (stored == at::kDouble) return "the parameters are stored in fp64";
+  if (const std::string reason = norm_refusal("hidden_size", model.config().backbone.hidden_size); !reason.empty()) return reason;
+  if (model.config().intermediate_size == 0) return "the blocks have no MLP";
+  return columns_refusal("intermediate_size", model.config().intermediate_size);
+}
+
+std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, std::optional<at::ScalarType>) { return std::make_unique<Sm90Step>(model); }
+
+}  // namespace cyfa::fused

@@ -1,0 +1,213 @@
+// What every engine keeps, for every model: it computes what the plain model computes, or refuses with a reason. On the CPU by default; with
+// CYFA_TEST_DEVICE=cuda on a GPU, in bf16, where the engines' errors are compared with the plain model's own.
+#include <gtest/gtest.h>
+#include <torch/cuda.h>
+
+#include <cstdlib>
+
+#include "cyfa/engine/engine.h"
+#include "cyfa/ops/common/check.h"
+#include "cyfa/ops/dense/cross_entropy.h"
+#include "tests/model/small_model.h"
+
+namespace cyfa::test {
+namespace {
+
+at::Device test_device() {
+  const char* name = std::getenv("CYFA_TEST_DEVICE");
+  return at::Device(name == nullptr ? "cpu" : name);
+}
+bool on_gpu() { return test_device().is_cuda(); }
+
+CausalLM on_device(const Json& config, at::ScalarType dtype) {
+  CausalLM m = small_model(config);
+  for (at::Tensor& p : m.parameters()) p = p.to(test_device(), dtype);
+  return m;
+}
+
+CausalLM exact_copy(const CausalLM& m) {
+  CausalLM wide(m.config());
+  for (size_t id = 0; id < m.parameters().size(); ++id) wide.parameters()[id] = m.parameters()[id].detach().to(at::kCPU, at::kDouble);
+  return wide;
+}
+
+double distance(const at::Tensor& got, const at::Tensor& exact) {
+  const at::Tensor a = got.detach().to(at::kCPU, at::kDouble), b = exact.detach().to(at::kDouble);
+  return ((a - b).norm() / b.norm().clamp_min(1e-12)).item<double>();
+}
+
+std::vector<std::string> serving(const std::vector<EngineOffer>& offers) {
+  std::vector<std::string> names;
+  for (const EngineOffer& offer : offers) {
+    if (offer.refusal.empty()) names.push_back(offer.name);
+  }
+  return names;
+}
+
+class EngineContract : public testing::TestWithParam<ModelCase> {
+ protected:
+  void SetUp() override {
+    if (on_gpu() && !torch::cuda::is_available()) GTEST_SKIP() << "CYFA_TEST_DEVICE is cuda, but there is no CUDA device";
+  }
+  static at::ScalarType dtype() { return on_gpu() ? at::kBFloat16 : at::kFloat; }
+  // What an error may be, beside that of the portable engine in the same type.
+  static double limit(double of_portable) { return on_gpu() ? 2 * of_portable + 5e-3 : 5e-5; }
+};
+
+TEST_P(EngineContract, StepsAreForward) {
+  const at::NoGradGuard no_grad;
+  CausalLM m = on_device(GetParam().config, dtype());
+  const CausalLM exact = exact_copy(m);
+  for (const int64_t B : {1, 3, 20, 70}) {
+    const at::Tensor ids = random_ids(m, {B, 7});
+    const Weights wide = exact.weights();
+    const at::Tensor want = exact.head(wide, exact.forward(wide, ids).hidden);
+    std::vector<double> of_portable;
+    std::vector<std::string> names = serving(step_engines(m));
+    std::reverse(names.begin(), names.end());  // portable first
+    for (const std::string& name : names) {
+      const auto engine = prepare_steps(m, {.engine = name});
+      EXPECT_TRUE(engine->name().starts_with(name));
+      EXPECT_FALSE(engine->path(B).empty());
+      ModelState state = m.initial_state(B);
+      for (int64_t t = 0; t < ids.size(1); ++t) {
+        const double error = distance(engine->step(ids.select(1, t), state), want.select(1, t));
+        if (name == "portable") of_portable.push_back(error);
+        EXPECT_LT(error, limit(of_portable[static_cast<size_t>(t)])) << name << ", batch " << B << ", token " << t;
+      }
+      for (const std::string& note : engine->notes()) EXPECT_NE(note.find(": "), std::string::npos) << note;
+    }
+  }
+}
+
+TEST_P(EngineContract, AStateOfForwardGoesOnInSteps) {
+  const at::NoGradGuard no_grad;
+  CausalLM m = on_device(GetParam().config, dtype());
+  const CausalLM exact = exact_copy(m);
+  const at::Tensor ids = random_ids(m, {2, 40});
+  const Weights wide = exact.weights();
+  const at::Tensor want = exact.head(wide, exact.forward(wide, ids).hidden).select(1, 39);
+  double of_portable = 0;
+  std::vector<std::string> names = serving(step_engines(m));
+  std::reverse(names.begin(), names.end());
+  for (const std::string& name : names) {
+    const auto engine = prepare_steps(m, {.engine = name});
+    ModelState state = m.forward(engine->weights(), ids.narrow(1, 0, 38)).final_state;
+    engine->step(ids.select(1, 38), state);
+    const double error = distance(engine->step(ids.select(1, 39), state), want);
+    if (name == "portable") of_portable = error;
+    EXPECT_LT(error, limit(of_portable)) << name;
+  }
+}
+
+// A step engine leaves the parameters with the values that they had, and gives equal bits for equal runs.
+TEST_P(EngineContract, ParametersStayAndEqualRunsGiveEqualBits) {
+  const at::NoGradGuard no_grad;
+  CausalLM m = on_device(GetParam().config, dtype());
+  std::vector<at::Tensor> before;
+  for (const at::Tensor& p : m.parameters()) before.push_back(p.clone());
+  const at::Tensor ids = random_ids(m, {5, 4});
+  for (const std::string& name : serving(step_engines(m))) {
+    std::vector<at::Tensor> logits;
+    for (int run = 0; run < 2; ++run) {
+      const auto engine = prepare_steps(m, {.engine = name});
+      ModelState state = m.initial_state(5);
+      at::Tensor last;
+      for (int64_t t = 0; t < 4; ++t) last = engine->step(ids.select(1, t), state);
+      logits.push_back(last.clone());
+    }
+    EXPECT_TRUE(at::equal(logits[0], logits[1])) << name;
+    for (size_t id = 0; id < before.size(); ++id) EXPECT_TRUE(at::equal(m.parameters()[id], before[id])) << name;
+  }
+}
+
+TEST_P(EngineContract, TrainingIsThePlainModels) {
+  Json config = GetParam().config;
+  CausalLM m = on_device(config, at::kFloat);
+  for (at::Tensor& p : m.parameters()) p.requires_grad_();
+  CausalLM exact = exact_copy(m);
+  for (at::Tensor& p : exact.parameters()) p.requires_grad_();
+  const at::Tensor ids = random_ids(m, {2, 61}), targets = ids.narrow(1, 1, 60).clone();
+  targets.narrow(1, 10, 5).fill_(ops::kIgnore);
+  const std::optional<at::ScalarType> compute = on_gpu() ? std::optional(at::kBFloat16) : std::nullopt;
+  for (const bool packed : {false, true}) {
+    const std::optional<at::Tensor> borders = packed ? std::optional(at::tensor({0, 7, 7, 8, 120}, at::kLong)) : std::nullopt;
+    for (at::Tensor& p : exact.parameters()) p.mutable_grad().reset();
+    const at::Tensor want = exact.loss(exact.weights(), ids.narrow(1, 0, 60), targets, borders);
+    want.backward();
+    std::vector<std::string> names = serving(train_engines(m, compute));
+    std::reverse(names.begin(), names.end());
+    std::vector<double> of_portable(m.parameters().size(), 0);
+    double loss_of_portable = 0;
+    for (const std::string& name : names) {
+      for (const bool recompute : {false, true}) {
+        for (at::Tensor& p : m.parameters()) p.mutable_grad().reset();
+        const auto engine = prepare_training(m, {compute, name, recompute});
+        EXPECT_EQ(engine->name(), name);
+        engine->begin_step();
+        const at::Tensor loss = engine->loss(ids.narrow(1, 0, 60).to(test_device()), targets.to(test_device()), borders);
+        loss.backward();
+        const double error = std::abs(loss.item<double>() - want.item<double>()) / want.item<double>();
+        if (name == "portable" && !recompute) loss_of_portable = error;
+        EXPECT_LT(error, limit(loss_of_portable)) << name;
+        for (size_t id = 0; id < m.parameters().size(); ++id) {
+          const at::Tensor grad = m.parameters()[id].grad();
+          const std::string& parameter = m.table().specs()[id].name;
+          ASSERT_TRUE(grad.defined()) << parameter;
+          const double of_grad = distance(grad, exact.parameters()[id].grad());
+          if (name == "portable" && !recompute) of_portable[id] = of_grad;
+          // Two ways to round differ by as much as each errs, and gradients of few numbers by more.
+          const double few = std::sqrt(std::max(1.0, 16.0 / static_cast<double>(grad.numel())));
+          EXPECT_LT(of_grad, on_gpu() ? 3 * few * of_portable[id] + 0.02 : 2e-4) << name << " " << parameter;
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EngineContract, testing::ValuesIn(model_cases()), [](const auto& model) { return model.param.name; });
+
+TEST(Engine, RefusalsHaveReasons) {
+  CausalLM m = small_model(small_config());
+  const std::vector<EngineOffer> offers = step_engines(m);
+  ASSERT_EQ(offers.back().name, "portable");
+  EXPECT_TRUE(offers.back().refusal.empty());
+  EXPECT_EQ(engine_names().front(), "auto");
+  EXPECT_EQ(engine_names().size(), offers.size() + 1);
+  for (const EngineOffer& offer : offers) {  // the model is on the CPU
+    if (offer.name == "portable") continue;
+    EXPECT_FALSE(offer.refusal.empty());
+    try {
+      prepare_steps(m, {.engine = offer.name});
+      ADD_FAILURE() << offer.name << " does not refuse";
+    } catch (const std::invalid_argument& e) {
+      EXPECT_NE(std::string(e.what()).find(offer.refusal), std::string::npos) << e.what();
+    }
+  }
+  try {
+    prepare_training(m, {.engine = "sm120"});
+    ADD_FAILURE() << "an engine that is not there";
+  } catch (const std::invalid_argument& e) {
+    EXPECT_NE(std::string(e.what()).find("auto, sm90, portable"), std::string::npos) << e.what();
+  }
+  EXPECT_NE(recording_refusal(m), "");
+}
+
+TEST(Engine, BadInputIsRefusedAndChangesNothing) {
+  CausalLM m = small_model(small_config());
+  const auto engine = prepare_steps(m);
+  ModelState state = m.initial_state(2);
+  engine->step(at::tensor({3, 4}, at::kLong), state);
+  const ModelState before = state.clone();
+  EXPECT_THROW(engine->step(at::tensor({3}, at::kLong), state), ops::ArgumentError);
+  EXPECT_THROW(engine->step(at::tensor({3, 61}, at::kLong), state), ops::ArgumentError);
+  EXPECT_THROW(engine->step(at::tensor({3, -1}, at::kLong), state), ops::ArgumentError);
+  ModelState other = small_model(small_config(3)).initial_state(2);
+  EXPECT_THROW(engine->step(at::tensor({3, 4}, at::kLong), other), ops::ArgumentError);
+  for (size_t layer = 0; layer < state.layers.size(); ++layer) {
+    for (size_t i = 0; i < state.layers[layer].size(); ++i) EXPECT_TRUE(at::equal(state.layers[layer][i], before.layers[layer][i]));
+  }
+}
+
+}  // namespace
+}  // namespace cyfa::test
