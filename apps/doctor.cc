@@ -8,6 +8,7 @@
 #include "apps/commands.h"
 #include "apps/machine.h"
 #include "apps/op_case.h"
+#include "apps/options.h"
 #include "apps/output.h"
 #include "cyfa/kernels/cyclic_flow/cpu/cpu_step.h"
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"
@@ -208,13 +209,10 @@ Json to_json(const Report& report) {
           {"healthy", report.healthy()}};
 }
 
-int run_doctor(bool json) {
+int run_doctor(const std::string& json) {
   const Report report = examine();
-  if (json) {
-    std::cout << dump(to_json(report), 2) << '\n';
-  } else {
-    print(report);
-  }
+  if (prints_text(json)) print(report);
+  write_rows(json, Json::array({to_json(report)}));
   return report.healthy() ? kDone : kCheckFailed;
 }
 
@@ -222,8 +220,8 @@ int run_doctor(bool json) {
 
 void add_doctor(CLI::App& app, Action& action) {
   CLI::App* doctor = app.add_subcommand("doctor", "Say what this build and machine can do, which backends run, and check one small case.");
-  auto json = std::make_shared<bool>(false);
-  doctor->add_flag("--json", *json, "Print JSON");
+  auto json = std::make_shared<std::string>();
+  add_json(doctor, json.get());
   doctor->callback([&action, json] { action = [json] { return run_doctor(*json); }; });
 }
 
