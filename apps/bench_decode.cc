@@ -66,7 +66,7 @@ int run_decode(const Options& options) {
   CausalLM model = folder ? load_checkpoint(options.model, {dtype, device, false}) : CausalLM(ModelConfig::read(options.model));
   if (!folder) model.initialise(1, dtype, device);
   const Weights w = model.step_weights();
-  std::vector<at::Tensor> read;  // all but the embedding, of which a step reads one row
+  std::vector<at::Tensor> read;  // all but the embedding, of which a step reads one row per sequence
   double bytes = 0;
   for (size_t id = 0; id < w.tensors.size(); ++id) {
     if (model.table().specs()[id].name.find("embeddings") != std::string::npos && !model.config().tied_head) continue;

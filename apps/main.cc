@@ -38,7 +38,7 @@ constexpr const char* kExamples =
     "`cyfa COMMAND --help` explains a command.\n"
     "Exit status: 0 done; 1 a check failed; 2 bad input or an error; 3 `train` was stopped by a signal, after saving.";
 
-// Of every command that has no other.
+// Footer of the commands that have none of their own.
 constexpr const char* kStatuses = "Exit status: 0 done, 1 a check failed, 2 bad input or an error.";
 
 int fail(const std::string& message) {
