@@ -1,6 +1,6 @@
-# The front door. Every target does the set-up that it needs, once.
-#   CYFA_TORCH_DIR  the folder of a Python package torch to build against, in place of .venv's
-#   JOBS            compile jobs and test jobs at a time
+# Entry point for building, testing and measuring. Every target first does the set-up that it needs, once.
+#   CYFA_TORCH_DIR  folder of the Python package torch to build against, in place of the one in .venv
+#   JOBS            number of parallel compile and test jobs
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -12,21 +12,23 @@ PYTHON := $(if $(CYFA_TORCH_DIR),python3,.venv/bin/python)
 SETUP := build/.setup-done
 export JOBS PYTHON
 
-.PHONY: help demo test build bench parity baselines-doc tokenizer format lint gpu-test gpu-bench setup clean
+.PHONY: help demo test build bench parity baselines-doc cli-doc tokenizer format lint gpu-test gpu-bench setup clean
 
 help:
-	@echo "make demo       set up, build, check this machine, draw a picture, measure: start here"
-	@echo "make test       build, all tests, the sanitizer build of the tests, the CUDA compile check"
-	@echo "make build      the program build/cyfa and the library build/libcyfa_ops.so"
-	@echo "make bench      speed and memory of the operators, beside yardsticks; writes build/bench.json"
-	@echo "make parity     trains every mixer on the same bytes for some minutes each: a table of losses and speeds"
-	@echo "make tokenizer  fetch the Mistral tokenizer (32,000 pieces) to build/tokenizer.model"
-	@echo "make gpu-test   the tests that need an NVIDIA GPU (set CYFA_TORCH_DIR to a CUDA build of torch)"
-	@echo "make gpu-bench  the operator's speed on that GPU"
-	@echo "make format     clang-format over the sources"
-	@echo "make lint       clang-tidy over apps/, cyfa/ and bench/"
-	@echo "make setup      system packages and .venv with the pinned torch; needs the network the first time"
-	@echo "make clean      remove what was built (not .venv)"
+	@echo "make demo           set up, build, check this machine, draw pictures, train small models: start here"
+	@echo "make test           build, check the format, run all tests, also under the sanitizers, compile the CUDA sources"
+	@echo "make build          build the program build/cyfa and the library build/libcyfa_ops.so"
+	@echo "make bench          measure speed and memory beside baselines on this CPU; writes build/bench.json"
+	@echo "make parity         train every mixer on the same text, some minutes each; prints a table of losses and speeds"
+	@echo "make tokenizer      download the Mistral tokenizer (32,000 pieces) to build/tokenizer.model"
+	@echo "make gpu-test       run the tests that need an NVIDIA GPU (set CYFA_TORCH_DIR to a CUDA build of torch)"
+	@echo "make gpu-bench      measure the operator on that GPU"
+	@echo "make baselines-doc  update the tables of docs/baselines.md"
+	@echo "make cli-doc        update the option tables of docs/cli.md"
+	@echo "make format         run clang-format over the sources"
+	@echo "make lint           run clang-tidy over apps/, cyfa/ and bench/"
+	@echo "make setup          install system packages and .venv with the pinned torch; needs the network the first time"
+	@echo "make clean          remove the build folders (not .venv)"
 
 setup: $(SETUP)
 
@@ -35,14 +37,16 @@ $(SETUP): scripts/setup.sh scripts/requirements.txt
 	@mkdir -p $(@D) && touch $@
 
 build: $(SETUP)
-	@echo "== building (preset release, $(JOBS) jobs; the first time takes some minutes)"
+	@echo "== building (preset release, $(JOBS) jobs; the first build takes some minutes)"
 	@cmake --preset release > build/configure.log || { cat build/configure.log; exit 1; }
 	@cmake --build --preset release --parallel $(JOBS) --target cyfa
 
 demo: build
 	@scripts/demo.sh
 
+# Without clang-format the format check says that it skips it.
 test: build
+	@scripts/setup.sh clang-format || true
 	@cmake --build --preset release --parallel $(JOBS)
 	@scripts/test.sh
 
@@ -54,6 +58,9 @@ parity: build
 
 baselines-doc: build
 	@scripts/baselines_doc.py build/cyfa
+
+cli-doc: build
+	@scripts/cli_doc.py build/cyfa
 
 tokenizer: $(SETUP)
 	@scripts/tokenizer.sh
@@ -67,12 +74,13 @@ gpu-bench:
 format: $(SETUP)
 	@scripts/setup.sh clang-format
 	@echo "== formatting"
-	@find apps bench cyfa tests -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | sort | xargs clang-format -i
+	@find apps bench cyfa tests -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | sort | \
+	  xargs "$$(command -v clang-format-14 || echo clang-format)" -i
 
 lint: build
 	@scripts/setup.sh clang-tidy
 	@scripts/lint.sh
 
 clean:
-	@echo "== removing build, build-asan, build-cuda"
+	@echo "== removing build, build-asan, build-cuda, build-debug"
 	@rm -rf build build-asan build-cuda build-debug

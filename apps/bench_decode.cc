@@ -1,4 +1,4 @@
-// cyfa bench decode: tokens a second of a model's steps, beside the speed at which the machine reads the weights.
+// cyfa bench decode: checks a model's decode step against its forward pass, then times it beside a plain read of the weights.
 #include <ATen/Parallel.h>
 
 #include <iostream>
@@ -7,6 +7,7 @@
 #include "apps/kernel_table.h"
 #include "apps/machine.h"
 #include "apps/op_case.h"
+#include "apps/options.h"
 #include "apps/output.h"
 #include "apps/timing.h"
 #include "cyfa/engine/recorded.h"
@@ -14,6 +15,13 @@
 
 namespace cyfa::app {
 namespace {
+
+// Tokens of the check. On a GPU the first step runs eagerly, the second is recorded, and later ones are replayed as the timed ones are.
+constexpr int64_t kCheckTokens = 4;
+
+// Largest relative L2 difference between the logits of the steps and of the forward pass. In bf16 both round the residual stream in every
+// layer, at different places.
+double check_limit(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 5e-2 : 1e-4; }
 
 struct Options {
   std::string model;
@@ -24,7 +32,18 @@ struct Options {
   bool kernels = false;
 };
 
-// Adds up all 8-byte words: as fast as memory gives them.
+// Logits of the last of kCheckTokens random tokens, by steps from the empty `state` and by the forward pass: their relative L2 difference.
+double step_error(const CausalLM& model, StepEngine& steps, ModelState& state, int64_t B) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor ids = at::randint(0, model.config().vocab_size, {B, kCheckTokens}, at::kLong);
+  at::Tensor logits;
+  for (int64_t t = 0; t < kCheckTokens; ++t) logits = steps.step(ids.select(1, t).contiguous(), state);
+  const Weights& w = steps.weights();
+  const at::Tensor expected = model.head(w, model.forward(w, ids).hidden.select(1, kCheckTokens - 1)).to(logits.scalar_type());
+  return (at::linalg_vector_norm(logits - expected) / at::linalg_vector_norm(expected)).item<double>();
+}
+
+// Sums all 8-byte words, at the speed of memory.
 uint64_t read_once(const std::vector<at::Tensor>& tensors) {
   std::atomic<uint64_t> total = 0;
   for (const at::Tensor& x : tensors) {
@@ -48,7 +67,7 @@ int run_decode(const Options& options) {
   if (!folder) model.initialise(1, dtype, device);
   const std::shared_ptr<StepEngine> engine = prepare_steps(model, {.engine = options.engine, .record = false});
   const std::string not_recorded = recording_refusal(model);
-  std::vector<at::Tensor> read;  // all but the embedding, of which a step reads one row
+  std::vector<at::Tensor> read;  // all but the embedding, of which a step reads one row per sequence
   double bytes = 0;
   const Weights& w = engine->weights();
   for (size_t id = 0; id < w.size(); ++id) {
@@ -57,7 +76,7 @@ int run_decode(const Options& options) {
     bytes += static_cast<double>(w[id].nbytes());
   }
   uint64_t sum = 0;
-  // Every round takes a step of each batch and reads the weights once: what the machine does meanwhile meets all alike.
+  // Every round runs a step of each batch and reads the weights once, so that a change of the machine's speed affects all alike.
   std::vector<ModelState> states;
   std::vector<at::Tensor> ids;
   std::vector<Task> tasks;
@@ -69,6 +88,24 @@ int run_decode(const Options& options) {
   for (size_t i = 0; i < ids.size(); ++i) {
     steps.push_back(not_recorded.empty() ? record_steps(engine) : engine);
     tasks.push_back({[&, i] { steps[i]->step(ids[i], states[i]); }});
+  }
+  at::manual_seed(1);
+  const double limit = check_limit(dtype);
+  std::vector<double> errors;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const int64_t B = options.batches[i];
+    errors.push_back(step_error(model, *steps[i], states[i], B));
+    const bool good = errors.back() <= limit;  // false for NaN
+    if (!good || prints_text(options.json)) {
+      (good ? std::cout : std::cerr) << text("check     batch %lld: logits of %lld steps against the forward pass %.1e, limit %.0e: %s\n",
+                                             static_cast<long long>(B), static_cast<long long>(kCheckTokens), errors.back(), limit,
+                                             good ? "ok" : "FAILED")
+                                     << std::flush;
+    }
+    if (!good) {
+      std::cerr << "cyfa: error: the check failed, so nothing was timed\n";
+      return kCheckFailed;
+    }
   }
   if (device.is_cpu()) tasks.push_back({[&] { sum += read_once(read); }});
   const std::vector<Timing> t = measure(tasks, options.repeats, device);
@@ -95,20 +132,25 @@ int run_decode(const Options& options) {
       row["read_gb_per_s"] = bytes / t.back().median * 1e-9;
       row["share_of_reading"] = t.back().median / t[i].median;
     }
+    row["check_rel_l2"] = {{"logits", errors[i]}};
     row["threads"] = at::get_num_threads();
     row["commit"] = commit();
     row["date"] = utc_date();
-    row["machine"] = cpu_model();
+    row["machine"] = machine_name(device);
     rows.push_back(row);
-    if (options.json == "-") continue;
-    std::cout << text("%s %s batch %-4lld %8.2f ms a step (p10 %.2f, p90 %.2f), %8.1f tokens/s, %.2f times the first",
+    if (!prints_text(options.json)) continue;
+    std::cout << text("%s %s batch %-4lld %8.2f ms per step (p10 %.2f, p90 %.2f), %8.1f tokens/s, %.2f times the first batch's",
                       row["model"].get<std::string>().c_str(), options.dtype.c_str(), static_cast<long long>(B), t[i].median * 1e3,
                       t[i].p10 * 1e3, t[i].p90 * 1e3, rate, row["ratio_to_first"].get<double>());
     if (device.is_cpu()) {
-      std::cout << text("; %.2f GB of weights, read alone at %.1f GB/s: share %.2f", bytes * 1e-9, bytes / t.back().median * 1e-9,
-                        t.back().median / t[i].median);
+      std::cout << text("\n          %.2f GB of weights, read at %.1f GB/s by a plain loop: share %.2f", bytes * 1e-9,
+                        bytes / t.back().median * 1e-9, t.back().median / t[i].median);
     }
-    std::cout << '\n' << std::flush;
+    std::cout << text("\n          engine %s, %s\n", steps[i]->name().c_str(), engine->path(B).c_str()) << std::flush;
+  }
+  if (prints_text(options.json)) {
+    if (!not_recorded.empty() && device.is_cuda()) std::cout << "not recorded as a graph: " << not_recorded << '\n';
+    for (const std::string& note : engine->notes()) std::cout << "note      " << note << '\n';
   }
   for (size_t i = 0; i < ids.size() && options.kernels; ++i) {
     const KernelTable kernels;
@@ -116,28 +158,30 @@ int run_decode(const Options& options) {
     synchronize(device);
     kernels.print(text("one step of batch %lld", static_cast<long long>(options.batches[i])).c_str());
   }
-  if (sum == 1) std::cout << ' ';  // the sums must be taken
-  if (!options.json.empty()) write_rows(options.json, rows);
+  if (sum == 1) std::cout << ' ';  // uses the sums, so that they are not optimised away
+  write_rows(options.json, rows);
   return kDone;
 }
 
 }  // namespace
 
 void add_bench_decode(CLI::App& bench, Action& action) {
-  CLI::App* command = bench.add_subcommand("decode", "Time a model's decoding step beside a plain reading of its weights.");
+  CLI::App* command = bench.add_subcommand("decode", "Check a model's decode step, then time it beside a plain read of its weights.");
   auto options = std::make_shared<Options>();
-  command->add_option("model", options->model, "Checkpoint, or a config whose parameters are drawn")->required()->type_name("PATH");
-  command->add_option("--B", options->batches, "Sequences decoded together; several may be given")
+  command->add_option("model", options->model, "Checkpoint directory, or a config file, which gets random parameters")
+      ->required()
+      ->type_name("PATH");
+  command->add_option("--B", options->batches, "Batch sizes to time, each the number of sequences decoded together")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--dtype", options->dtype, "Type of the weights")->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
-  command->add_option("--device", options->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
-  command->add_option("--threads", options->threads, "0: one per core")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command->add_option("--repeats", options->repeats, "Timed steps; 0: at least 10, until a second is over")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command->add_flag("--kernels", options->kernels, "Print the GPU's kernels in one more step of each batch, by time (with --device cuda)");
-  command->add_option("--json", options->json, "The rows also as JSON; - prints them instead of text")->type_name("FILE");
+  add_dtype(command, &options->dtype, "the weights", {"fp32", "bf16"});
+  add_device(command, &options->device);
+  add_engine(command, &options->engine);
+  add_threads(command, &options->threads);
+  add_repeats(command, &options->repeats);
+  command->add_flag("--kernels", options->kernels,
+                    "After the timing, list the GPU kernels of one step of each batch by time; needs --device cuda");
+  add_json(command, &options->json);
   command->callback([&action, options] { action = [options] { return run_decode(*options); }; });
 }
 

@@ -1,4 +1,4 @@
-// cyfa bench load: how long a checkpoint takes to load, beside a plain reading of its files, and the memory it takes.
+// cyfa bench load: the time to load a checkpoint beside a plain read of its files, and the memory that loading takes.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -7,6 +7,7 @@
 #include "apps/commands.h"
 #include "apps/machine.h"
 #include "apps/op_case.h"
+#include "apps/options.h"
 #include "apps/output.h"
 #include "apps/timing.h"
 #include "cyfa/io/file_error.h"
@@ -23,7 +24,7 @@ struct Options {
   int repeats = 5;
 };
 
-// All weight files from begin to end, through a buffer.
+// Reads all weight files from beginning to end through a buffer.
 void read_files(const fs::path& folder) {
   std::vector<char> buffer(size_t{4} << 20);
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -40,7 +41,7 @@ int run_load(const Options& options) {
   LoadOptions load;
   load.writable = options.writable;
   if (!options.dtype.empty()) load.dtype = parse_dtype(options.dtype);
-  read_files(options.folder);  // from the disk to the system's cache, if it was not there
+  read_files(options.folder);  // fills the page cache
   reset_peak();
   const int64_t before = resident_bytes();
   double bytes = 0;
@@ -65,12 +66,12 @@ int run_load(const Options& options) {
                     {"commit", commit()},
                     {"date", utc_date()},
                     {"machine", cpu_model()}};
-  if (options.json != "-") {
-    std::cout << text("%s: %.2f GB loaded in %.0f ms, its files read in %.0f ms: ratio %.2f; peak memory %.2f GB, %.2f of the model\n",
+  if (prints_text(options.json)) {
+    std::cout << text("%s: %.2f GB loaded in %.0f ms, files read in %.0f ms: ratio %.2f; peak memory %.2f GB, %.2f times the model\n",
                       options.folder.c_str(), bytes * 1e-9, t[0].median * 1e3, t[1].median * 1e3, t[0].median / t[1].median, peak * 1e-9,
                       peak / bytes);
   }
-  if (!options.json.empty()) write_rows(options.json, Json::array({row}));
+  write_rows(options.json, Json::array({row}));
   return kDone;
 }
 
@@ -78,13 +79,13 @@ int run_load(const Options& options) {
 
 void add_bench_load(CLI::App& bench, Action& action) {
   CLI::App* command =
-      bench.add_subcommand("load", "Time the loading of a checkpoint beside a plain reading of its files; both from the system's cache.");
+      bench.add_subcommand("load", "Time the loading of a checkpoint beside a plain read of its files, both from the page cache.");
   auto options = std::make_shared<Options>();
-  command->add_option("model", options->folder, "Checkpoint")->required()->type_name("DIR")->check(CLI::ExistingDirectory);
-  command->add_option("--dtype", options->dtype, "Type of the weights; absent: as stored")->check(CLI::IsMember({"fp32", "bf16"}));
-  command->add_flag("--writable", options->writable, "As for training: memory of its own instead of the mapped file");
-  command->add_option("--repeats", options->repeats, "Timed runs")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--json", options->json, "The row also as JSON; - prints it instead of text")->type_name("FILE");
+  command->add_option("model", options->folder, "Checkpoint directory")->required()->type_name("DIR")->check(CLI::ExistingDirectory);
+  add_dtype(command, &options->dtype, "the weights", {"fp32", "bf16"});
+  command->add_flag("--writable", options->writable, "Load as for training: copy the weights instead of mapping the file");
+  add_repeats(command, &options->repeats);
+  add_json(command, &options->json);
   command->callback([&action, options] { action = [options] { return run_load(*options); }; });
 }
 

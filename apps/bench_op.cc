@@ -10,6 +10,7 @@
 #include "apps/accuracy.h"
 #include "apps/commands.h"
 #include "apps/machine.h"
+#include "apps/options.h"
 #include "apps/timing.h"
 #include "cyfa/kernels/cyclic_flow/cpu/cpu_step.h"
 
@@ -114,16 +115,14 @@ void add_timing(Json& row, const Timing& t) {
   row["repeats"] = t.repeats;
 }
 
-void add_machine(Json& row, const std::vector<TensorError>& errors) {
+void add_machine(Json& row, const std::vector<TensorError>& errors, at::Device device) {
   Json check = Json::object();
   for (const TensorError& e : errors) check[e.name] = e.rel_l2;
   row["check_rel_l2"] = check;
   row["threads"] = at::get_num_threads();
   row["commit"] = commit();
   row["date"] = utc_date();
-  row["machine"] = cpu_model();
-  const std::vector<Gpu> found = gpus();
-  if (row["device"] == "cuda" && !found.empty()) row["machine"] = found.front().name;
+  row["machine"] = machine_name(device);
   row["versions"] = {{"cyfa", CYFA_VERSION}, {"torch", runtime_torch()}, {"compiler", compiler()}};
 }
 
@@ -329,7 +328,7 @@ int run_bench(BenchOptions options) {
   }
   std::cout.flush();
   Json rows = options.op == "step" ? bench_step(c) : bench_chunked(c);
-  for (Json& row : rows) add_machine(row, errors);
+  for (Json& row : rows) add_machine(row, errors, device);
   if (!quiet) print(rows);
   if (!options.json.empty()) write_rows(options.json, rows);
   return kDone;
@@ -338,37 +337,39 @@ int run_bench(BenchOptions options) {
 }  // namespace
 
 void add_bench_op(CLI::App& bench, Action& action) {
-  CLI::App* command = bench.add_subcommand("op", "Check an operator, then time it beside a yardstick of the same machine.");
+  CLI::App* command =
+      bench.add_subcommand("op", "Check an operator against the reference, then time it beside a plain matrix product or copy.");
   auto o = std::make_shared<BenchOptions>();
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 24);
   std::vector<std::string> names = {"cyclic_flow", "step"};
   for (const ops::Recurrence& r : ops::recurrences()) names.emplace_back(r.op);
-  command->add_option("--op", o->op, "What to time; step is one decoding step of cyclic_flow")
+  command->add_option("--op", o->op, "Operator to time; step is one decode step of cyclic_flow")
       ->check(CLI::IsMember(names))
       ->capture_default_str();
-  command->add_option("--B", o->B, "Batch (default 1; 64 for step)")->check(size);
-  command->add_option("--T", o->shape.T, "Tokens of a sequence")->check(size)->capture_default_str();
+  command->add_option("--B", o->B, "Sequences in the batch")->check(size)->default_str("1, or 64 for step");
+  command->add_option("--T", o->shape.T, "Tokens per sequence")->check(size)->capture_default_str();
   command->add_option("--H", o->shape.H, "Heads")->check(size)->capture_default_str();
-  command->add_option("--K", o->shape.K, "Key width of a head")->check(size)->capture_default_str();
-  command->add_option("--V", o->shape.V, "Value width of a head")->check(size)->capture_default_str();
-  command->add_option("--M", o->shape.M, "Stored slots, even")->check(size)->capture_default_str();
-  command->add_option("--dtype", o->dtype, "Type of q, k and v")->check(CLI::IsMember({"fp32", "fp64", "bf16"}))->capture_default_str();
+  command->add_option("--K", o->shape.K, "Key width per head")->check(size)->capture_default_str();
+  command->add_option("--V", o->shape.V, "Value width per head")->check(size)->capture_default_str();
+  command->add_option("--M", o->shape.M, "Stored slots, an even number")->check(size)->capture_default_str();
+  add_dtype(command, &o->dtype, "q, k and v", {"fp32", "fp64", "bf16"});
   command->add_option("--backend", o->backend, "Backend to run")
       ->check(CLI::IsMember({"auto", "reference", "portable", "sm90"}))
       ->capture_default_str();
-  command->add_option("--device", o->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
-  command->add_option("--pass", o->pass, "forward (alone: without gradients), backward or both (two rows)")
+  add_device(command, &o->device);
+  command->add_option("--pass", o->pass, "Passes to time; forward alone computes no gradients")
       ->check(CLI::IsMember({"forward", "backward", "both"}))
       ->capture_default_str();
-  command->add_option("--chunk", o->chunk, "Tokens a chunk (portable); 0: the op's default")->check(CLI::Range(0, 4096));
-  command->add_option("--segment-chunks", o->segment_chunks, "Chunks a segment (portable); 0: the op's default")
-      ->check(CLI::Range(0, 1 << 20));
-  command->add_option("--repeats", o->repeats, "Timed runs; 0: at least 10 and one second")
-      ->check(CLI::Range(0, 100000))
+  command->add_option("--chunk", o->chunk, "Tokens per chunk of the portable backend; 0 for the operator's choice")
+      ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  command->add_option("--threads", o->threads, "Threads; 0: one per core")->check(CLI::Range(0, 4096))->capture_default_str();
-  command->add_flag("--scaling", o->scaling, "Sweep T from 4K to 64K; print time and memory per doubling");
-  command->add_option("--json", o->json, "Write the rows as JSON to a file, or with - to the standard output instead of text");
+  command->add_option("--segment-chunks", o->segment_chunks, "Chunks per segment of the portable backend; 0 for the operator's choice")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  add_repeats(command, &o->repeats);
+  add_threads(command, &o->threads);
+  command->add_flag("--scaling", o->scaling, "Time T = 4K, 8K, ... 64K, each in a process of its own; print time and memory per doubling");
+  add_json(command, &o->json);
   command->callback([&action, o] { action = [o] { return run_bench(*o); }; });
 }
 

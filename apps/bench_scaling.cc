@@ -42,7 +42,7 @@ std::vector<std::string> child_arguments(const BenchOptions& o, int64_t T) {
   return words;
 }
 
-// Runs this program with other arguments and returns what it wrote to its standard output.
+// Runs this program with other arguments and returns its standard output.
 std::string run_child(const std::vector<std::string>& arguments) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
@@ -98,7 +98,7 @@ Json bench_scaling(const BenchOptions& options) {
   double last_memory = 0;
   for (int64_t T = kFirstTokens; T <= kLastTokens; T *= 2) {
     Json rows = Json::parse(run_child(child_arguments(options, T)));
-    // The fastest runs are those that nothing else disturbed: the ratio is theirs.
+    // The ratio is that of the fastest runs, which other processes disturbed least.
     const double ms = sum_of(rows, "ms_p10");
     const Json& peak = rows.front().at("peak_memory_mb");
     const double memory = peak.is_null() ? 0 : peak.get<double>();

@@ -1,4 +1,4 @@
-// cyfa bench state: what it costs to keep a model's memory in bf16 while decoding: the perplexity of a text, read token by token.
+// cyfa bench state: the perplexity of a text, decoded token by token with the recurrent state in fp32 and in bf16.
 #include <ATen/Parallel.h>
 
 #include <cmath>
@@ -8,6 +8,7 @@
 
 #include "apps/commands.h"
 #include "apps/op_case.h"
+#include "apps/options.h"
 #include "apps/output.h"
 #include "cyfa/data/tokenizer.h"
 #include "cyfa/io/file_error.h"
@@ -49,27 +50,31 @@ int run_state(const Options& options) {
     }
     const double nats = sum / static_cast<double>(ids.size() - 1);
     row[std::string("nats_") + name] = nats;
-    if (options.json != "-") {
-      std::cout << text("%s state, %.2f MB a sequence: %.5f nats a token, perplexity %.4f over %zu tokens\n", name,
+    if (prints_text(options.json)) {
+      std::cout << text("%s state, %.2f MB per sequence: %.5f nats per token, perplexity %.4f over %zu tokens\n", name,
                         static_cast<double>(bytes) * 1e-6, nats, std::exp(nats), ids.size() - 1);
     }
   }
-  if (!options.json.empty()) write_rows(options.json, Json::array({row}));
+  write_rows(options.json, Json::array({row}));
   return kDone;
 }
 
 }  // namespace
 
 void add_bench_state(CLI::App& bench, Action& action) {
-  CLI::App* command = bench.add_subcommand("state", "Perplexity of a text with the memory in fp32 and in bf16, decoding token by token.");
+  CLI::App* command = bench.add_subcommand("state", "Compare the perplexity of a text with the recurrent state in fp32 and in bf16.");
   auto options = std::make_shared<Options>();
-  command->add_option("model", options->folder, "Checkpoint")->required()->type_name("DIR");
-  command->add_option("text", options->text, "Text to read")->required()->type_name("FILE");
-  command->add_option("--tokens", options->tokens, "Tokens to predict at most")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--tokenizer", options->tokenizer, "SentencePiece model, or bytes; absent: the checkpoint's own")->type_name("FILE");
-  command->add_option("--device", options->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
-  command->add_option("--threads", options->threads, "0: one per core")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command->add_option("--json", options->json, "The row also as JSON; - prints it instead of text")->type_name("FILE");
+  command->add_option("model", options->folder, "Checkpoint directory")->required()->type_name("DIR");
+  command->add_option("text", options->text, "Text file to read")->required()->type_name("FILE");
+  command->add_option("--tokens", options->tokens, "Largest number of tokens to predict")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--tokenizer", options->tokenizer, "SentencePiece model file, or the word bytes")
+      ->type_name("FILE")
+      ->default_str("the checkpoint's own");
+  add_device(command, &options->device);
+  add_threads(command, &options->threads);
+  add_json(command, &options->json);
   command->callback([&action, options] { action = [options] { return run_state(*options); }; });
 }
 

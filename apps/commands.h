@@ -1,4 +1,4 @@
-// The subcommands of `cyfa`. Each adds itself to the parser and, when the user names it, leaves its work in `action`.
+// The commands of `cyfa`. Each adds itself to the parser; the one that the user names stores its work in `action`.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -6,10 +6,11 @@
 
 namespace cyfa::app {
 
-// Exit statuses, the same for every subcommand.
+// Exit statuses, the same for every command.
 inline constexpr int kDone = 0;
 inline constexpr int kCheckFailed = 1;  // something was computed and is not good enough
 inline constexpr int kBadInput = 2;     // a file, an option or the machine does not allow the work
+inline constexpr int kStopped = 3;      // `train` was stopped by a signal and has saved a checkpoint to resume from
 
 using Action = std::function<int()>;  // returns the exit status
 

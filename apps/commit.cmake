@@ -1,4 +1,4 @@
-# Writes HEADER with the commit of SOURCE, "unknown" outside a repository, and touches it only when that changed.
+# Writes HEADER with the commit of SOURCE ("unknown" outside a repository). An unchanged HEADER is not touched.
 set(commit unknown)
 find_program(git git)
 if(git)

@@ -1,4 +1,4 @@
-// cyfa demo recall: a tiny model learns associative recall before your eyes, and shows its clock and its slots.
+// cyfa demo recall: trains a tiny model on associative recall, then draws its clock and its slots.
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ struct Options {
 
 constexpr double kEnough = 0.99;
 
-// One sequence token by token: what the clock of each head does, and what the slots of one of them hold.
+// Decodes one sequence token by token: the clock increments of every head, and the slot contents of one of them.
 std::vector<io::Heatmap> pictures(const CausalLM& model, const RecallTask& task) {
   const at::NoGradGuard no_grad;
   const Weights w = model.weights();
@@ -44,7 +44,7 @@ std::vector<io::Heatmap> pictures(const CausalLM& model, const RecallTask& task)
     rows.push_back(at::cat({clock.narrow(1, 0, 1), clock.diff(1, 1)}, 1));
   }
   const at::Tensor delta = at::cat(rows);  // [layers * H, T]
-  // The head whose clock varies most is the one with something to show.
+  // Shows the head whose clock varies most.
   const auto liveliest = delta.std(1).argmax().item<int64_t>();
   const auto H = rows[0].size(0);
   const at::Tensor energy = at::stack(energies[static_cast<size_t>(liveliest / H)], 2)[liveliest % H];  // [m, T]
@@ -54,7 +54,7 @@ std::vector<io::Heatmap> pictures(const CausalLM& model, const RecallTask& task)
     io::Heatmap h;
     h.title = title;
     h.row_label = row;
-    h.column_label = "token: pairs are shown, then asked for";
+    h.column_label = "token: first the pairs, then the questions";
     h.rows = x.size(0);
     h.columns = x.size(1);
     h.values.assign(values.const_data_ptr<double>(), values.const_data_ptr<double>() + values.numel());
@@ -63,7 +63,7 @@ std::vector<io::Heatmap> pictures(const CausalLM& model, const RecallTask& task)
     return h;
   };
   return {
-      map("clock increments of all heads, layer after layer", "head", delta, 1.0),
+      map("clock increments of all heads, layer by layer", "head", delta, 1.0),
       map(text("what the slots hold: layer %lld, head %lld", static_cast<long long>(liveliest / H), static_cast<long long>(liveliest % H)),
           "slot, newest first", held, 1.0)};
 }
@@ -90,9 +90,10 @@ int run_demo(const Options& options) {
                                      {"vocab_size", task.vocab_size()},
                                      {"intermediate_size", 128}}));
   model.initialise(options.seed);
-  std::cout << text("keys with values are shown once, then asked for: %lld pairs, %lld keys, %lld values; %.0f thousand parameters\n",
-                    static_cast<long long>(task.pairs), static_cast<long long>(task.keys), static_cast<long long>(task.values),
-                    static_cast<double>(model.table().numel()) * 1e-3);
+  std::cout << text(
+      "the model sees %lld key-value pairs once, then answers for each key: %lld keys, %lld values; %.0f thousand parameters\n",
+      static_cast<long long>(task.pairs), static_cast<long long>(task.keys), static_cast<long long>(task.values),
+      static_cast<double>(model.table().numel()) * 1e-3);
   Trainer trainer(
       model, recipe, [task](int64_t i) { return task.at(i); }, {}, nullptr);
   double accuracy = 0;
@@ -101,14 +102,15 @@ int run_demo(const Options& options) {
     if (step % 50 != 0) return;
     accuracy = recall_accuracy(model, task, 2);
     const auto bar = static_cast<size_t>(accuracy * 40);
-    std::cout << text("step %4lld  loss %.3f  right %5.1f%%  ", static_cast<long long>(step), row.at("loss").get<double>(), 100 * accuracy)
+    std::cout << text("step %4lld  loss %.3f  correct %5.1f%%  ", static_cast<long long>(step), row.at("loss").get<double>(),
+                      100 * accuracy)
               << std::string(bar, '#') << '\n'
               << std::flush;
   };
   trainer.should_stop = [&] { return accuracy >= 0.998; };
   const int64_t steps = trainer.run();
   accuracy = recall_accuracy(model, task, 20);
-  std::cout << text("after %lld steps %.2f%% of %lld questions are answered rightly\n", static_cast<long long>(steps), 100 * accuracy,
+  std::cout << text("after %lld steps %.2f%% of %lld answers are correct\n", static_cast<long long>(steps), 100 * accuracy,
                     static_cast<long long>(20 * task.batch * task.pairs));
   const std::vector<io::Heatmap> maps = pictures(model, task);
   io::TextStyle style = io::terminal_style(STDOUT_FILENO);
@@ -117,7 +119,7 @@ int run_demo(const Options& options) {
   if (!options.png.empty()) {
     const WriteGuard guard;
     io::write_png(options.png, io::draw_heatmaps(maps));
-    std::cout << "\nthe picture in full: " << options.png << '\n';
+    std::cout << "\npicture written to " << options.png << '\n';
   }
   return accuracy >= kEnough ? kDone : kCheckFailed;
 }
@@ -125,16 +127,18 @@ int run_demo(const Options& options) {
 }  // namespace
 
 void add_demo(CLI::App& app, Action& action) {
-  CLI::App* demo = app.add_subcommand("demo", "Small trainings to watch.");
+  CLI::App* demo = app.add_subcommand("demo", "Train small models to watch them learn.");
   demo->require_subcommand(1);
-  CLI::App* command = demo->add_subcommand("recall", "Train a tiny model on associative recall.");
+  CLI::App* command = demo->add_subcommand("recall", "Train a tiny model to recall values by their keys.");
   auto options = std::make_shared<Options>();
-  command->add_option("--pairs", options->pairs, "Keys with values in a sequence")->check(CLI::Range(1, 1024))->capture_default_str();
-  command->add_option("--steps", options->steps, "Steps at most")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--pairs", options->pairs, "Key-value pairs per sequence")->check(CLI::Range(1, 1024))->capture_default_str();
+  command->add_option("--steps", options->steps, "Largest number of training steps; training ends earlier at 99.8% correct")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->add_option("--rate", options->rate, "Learning rate")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--png", options->png, "Write the picture of its clock and slots")->type_name("FILE");
-  command->add_option("--seed", options->seed, "Of the parameters and of the task")->capture_default_str();
-  command->footer("Exit status: 0 at least 99% right, 1 less.");
+  command->add_option("--png", options->png, "File to which a picture of the clock and the slots is written")->type_name("FILE");
+  command->add_option("--seed", options->seed, "Random seed of the parameters and of the task")->capture_default_str();
+  command->footer("Exit status: 0 at least 99% of the answers are correct, 1 fewer, 2 bad input or an error.");
   command->callback([&action, options] { action = [options] { return run_demo(*options); }; });
 }
 

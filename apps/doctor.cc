@@ -6,8 +6,10 @@
 
 #include "apps/accuracy.h"
 #include "apps/commands.h"
+#include "apps/doctor_model.h"
 #include "apps/machine.h"
 #include "apps/op_case.h"
+#include "apps/options.h"
 #include "apps/output.h"
 #include "cyfa/kernels/cyclic_flow/cpu/cpu_step.h"
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"
@@ -208,13 +210,10 @@ Json to_json(const Report& report) {
           {"healthy", report.healthy()}};
 }
 
-int run_doctor(bool json) {
+int run_doctor(const std::string& json) {
   const Report report = examine();
-  if (json) {
-    std::cout << dump(to_json(report), 2) << '\n';
-  } else {
-    print(report);
-  }
+  if (prints_text(json)) print(report);
+  write_rows(json, Json::array({to_json(report)}));
   return report.healthy() ? kDone : kCheckFailed;
 }
 
@@ -222,9 +221,20 @@ int run_doctor(bool json) {
 
 void add_doctor(CLI::App& app, Action& action) {
   CLI::App* doctor = app.add_subcommand("doctor", "Say what this build and machine can do, which backends run, and check one small case.");
-  auto json = std::make_shared<bool>(false);
-  doctor->add_flag("--json", *json, "Print JSON");
-  doctor->callback([&action, json] { action = [json] { return run_doctor(*json); }; });
+  auto options = std::make_shared<DoctorModelOptions>();
+  doctor->add_option("model", options->model, "Checkpoint directory or config file to report on instead: which engine runs it, and why")
+      ->type_name("PATH");
+  doctor->add_option("--device", options->device, "Where the model would run; absent: the GPU where there is one")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->needs("model");
+  doctor->add_option("--dtype", options->dtype, "Type of the matrices; absent: bf16 on a GPU, fp32 on a CPU")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->needs("model");
+  add_engine(doctor, &options->engine);
+  add_json(doctor, &options->json);
+  doctor->callback([&action, options] {
+    action = [options] { return options->model.empty() ? run_doctor(options->json) : run_doctor_model(*options); };
+  });
 }
 
 }  // namespace cyfa::app

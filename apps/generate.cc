@@ -1,4 +1,4 @@
-// cyfa generate: text from a checkpoint.
+// cyfa generate: continues texts with a checkpoint.
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
@@ -9,6 +9,7 @@
 #include "apps/commands.h"
 #include "apps/interrupt.h"
 #include "apps/op_case.h"
+#include "apps/options.h"
 #include "apps/output.h"
 #include "cyfa/data/utf8.h"
 #include "cyfa/decode/generator.h"
@@ -22,10 +23,10 @@ struct Options {
   std::string folder;
   std::vector<std::string> prompts;
   std::string prompt_file, prompt_lines, tokenizer, save_state, load_state;
-  std::string dtype, device = "cpu", engine = "auto";
+  std::string dtype, device = "cpu", engine = "auto", json;
   GenerateOptions generate;
   int threads = 0;
-  bool no_bos = false, no_echo = false, json = false, quiet = false;
+  bool no_bos = false, no_echo = false, quiet = false;
 };
 
 std::string whole_file(const std::string& path) {
@@ -55,11 +56,11 @@ std::vector<std::string> prompt_texts(const Options& options) {
   return texts;
 }
 
-// Texts come interleaved from a batch: one prompt streams, several are shown when they are done.
+// A single prompt's text is printed as it is generated; the texts of several prompts are interleaved and therefore printed at the end.
 class Screen {
  public:
   Screen(const Options& options, size_t prompts)
-      : live_(!options.json && prompts == 1), notes_(!options.quiet && isatty(STDERR_FILENO) == 1) {}
+      : live_(prints_text(options.json) && prompts == 1), notes_(!options.quiet && isatty(STDERR_FILENO) == 1) {}
 
   void show(const std::string& text) const {
     if (live_) std::cout << text << std::flush;
@@ -92,7 +93,7 @@ int run_generate(const Options& options) {
   const std::vector<std::string> texts = prompt_texts(options);
   const bool states = !options.save_state.empty() || !options.load_state.empty();
   if (states && texts.size() > 1)
-    throw std::invalid_argument("--save-state and --load-state go with one prompt, not with " + std::to_string(texts.size()));
+    throw std::invalid_argument("--save-state and --load-state work with one prompt, not with " + std::to_string(texts.size()));
 
   LoadOptions load;
   load.device = parse_device(options.device);
@@ -112,7 +113,7 @@ int run_generate(const Options& options) {
     prompt.ids.insert(prompt.ids.end(), ids.begin(), ids.end());
     const auto tokens = static_cast<int64_t>(prompt.ids.size());
     if (tokens > model.config().backbone.context && !options.quiet) {
-      std::cerr << cyfa::app::text("cyfa: note: the prompt has %lld tokens, the model was trained on %lld at a time\n",
+      std::cerr << cyfa::app::text("cyfa: note: the prompt has %lld tokens; the model was trained on sequences of %lld\n",
                                    static_cast<long long>(tokens), static_cast<long long>(model.config().backbone.context));
     }
     prompts.push_back(std::move(prompt));
@@ -130,7 +131,7 @@ int run_generate(const Options& options) {
     const WriteGuard guard;
     save_snapshot(options.save_state, done[0].snapshot, model);
   }
-  if (options.json) {
+  if (!options.json.empty()) {
     Json rows = Json::array();
     for (size_t i = 0; i < done.size(); ++i) {
       rows.push_back({{"prompt", as_utf8(texts[i])},
@@ -140,10 +141,11 @@ int run_generate(const Options& options) {
                       {"prompt_tokens", done[i].prompt_tokens},
                       {"cached_tokens", done[i].cached_tokens}});
     }
-    write_rows("-", rows);
-  } else if (done.size() == 1) {
+    write_rows(options.json, rows);
+  }
+  if (prints_text(options.json) && done.size() == 1) {
     std::cout << '\n';
-  } else {
+  } else if (prints_text(options.json)) {
     for (size_t i = 0; i < done.size(); ++i) {
       std::cout << text("[%zu] ", i) << (options.no_echo ? "" : as_utf8(texts[i])) << done[i].text << '\n';
     }
@@ -159,40 +161,49 @@ int run_generate(const Options& options) {
 }  // namespace
 
 void add_generate(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("generate", "Continue texts with a model.");
+  CLI::App* command = app.add_subcommand("generate", "Continue texts with a checkpoint.");
   auto options = std::make_shared<Options>();
   GenerateOptions& g = options->generate;
   SamplingOptions& s = g.sampling;
-  command->add_option("model", options->folder, "Checkpoint")->required()->type_name("DIR");
-  command->add_option("-p,--prompt", options->prompts, "Text to continue; may be given several times. Absent: an empty text")
+  command->add_option("model", options->folder, "Checkpoint directory")->required()->type_name("DIR");
+  command->add_option("-p,--prompt", options->prompts, "Text to continue; may be given several times")
       ->type_name("TEXT")
+      ->default_str("an empty text")
       ->allow_extra_args(false);
-  command->add_option("--prompt-file", options->prompt_file, "A prompt from a file; - for the standard input")->type_name("FILE");
-  command->add_option("--prompt-lines", options->prompt_lines, "A prompt from every line of a file; - for the standard input")
-      ->type_name("FILE");
-  command->add_option("-n,--max-tokens", g.max_tokens, "New tokens at most")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command->add_option("-t,--temperature", s.temperature, "0: always the likeliest token")->capture_default_str();
-  command->add_option("--top-k", s.top_k, "Draw from the k likeliest; 0: all")->capture_default_str();
-  command->add_option("--top-p", s.top_p, "Draw from the likeliest that hold this much probability")->capture_default_str();
-  command->add_option("--min-p", s.min_p, "Leave out those below this share of the likeliest one's probability")->capture_default_str();
-  command->add_option("--repetition-penalty", s.repetition_penalty, "Above 1: tokens that have occurred become less likely")
+  command->add_option("--prompt-file", options->prompt_file, "File whose content is a prompt; - for the standard input")->type_name("FILE");
+  command->add_option("--prompt-lines", options->prompt_lines, "File whose lines are prompts; - for the standard input")->type_name("FILE");
+  command->add_option("-n,--max-tokens", g.max_tokens, "Largest number of new tokens")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  command->add_option("--seed", s.seed, "The same seed gives the same text; each prompt draws from it afresh")->capture_default_str();
-  command->add_option("--stop", g.stop, "End before this text; may be given several times")->type_name("TEXT")->allow_extra_args(false);
-  command->add_flag("--ignore-eos", g.ignore_eos, "Go on after the mark that ends a text");
-  command->add_flag("--no-bos", options->no_bos, "Do not begin with the mark that begins a text");
-  command->add_option("--tokenizer", options->tokenizer, "SentencePiece model, or bytes; absent: the checkpoint's own")->type_name("FILE");
-  command->add_option("--save-state", options->save_state, "Write the memory after the text to this file")->type_name("FILE");
-  command->add_option("--load-state", options->load_state, "Go on from such a file: what it has read is not read again")->type_name("FILE");
-  command->add_option("--dtype", options->dtype, "Type of the weights: fp32 or bf16; absent: as stored")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+  command->add_option("-t,--temperature", s.temperature, "Sampling temperature; 0 always takes the most likely token")
+      ->capture_default_str();
+  command->add_option("--top-k", s.top_k, "Sample from the k most likely tokens only; 0 for all")->capture_default_str();
+  command->add_option("--top-p", s.top_p, "Sample from the most likely tokens that together have this probability; 1 for all")
+      ->capture_default_str();
+  command->add_option("--min-p", s.min_p, "Leave out tokens less probable than this share of the most likely one; 0 for none")
+      ->capture_default_str();
+  command->add_option("--repetition-penalty", s.repetition_penalty, "Above 1 makes tokens that have occurred less likely; 1 for no penalty")
+      ->capture_default_str();
+  command->add_option("--seed", s.seed, "Random seed; every prompt starts from it, so a batch gives the same texts as its prompts alone")
+      ->capture_default_str();
+  command->add_option("--stop", g.stop, "Stop before this text; may be given several times")->type_name("TEXT")->allow_extra_args(false);
+  command->add_flag("--ignore-eos", g.ignore_eos, "Continue past the end-of-text token");
+  command->add_flag("--no-bos", options->no_bos, "Do not put the beginning-of-text token before the prompt");
+  command->add_option("--tokenizer", options->tokenizer, "SentencePiece model file, or the word bytes")
+      ->type_name("FILE")
+      ->default_str("the checkpoint's own");
+  command->add_option("--save-state", options->save_state, "File to which the recurrent state after the text is written")
+      ->type_name("FILE");
+  command->add_option("--load-state", options->load_state, "State file to continue from; its tokens are not read again")->type_name("FILE");
+  add_dtype(command, &options->dtype, "the weights", {"fp32", "bf16"});
   command->add_flag("--bf16-state", g.narrow_state,
-                    "Keep the memory in bf16 while decoding, where the model can: half the size, rounded at every step");
-  command->add_option("--device", options->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
-  command->add_option("--threads", options->threads, "0: one per core")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command->add_flag("--no-echo", options->no_echo, "Print the new text without its prompt");
-  command->add_flag("-q,--quiet", options->quiet, "No notes and no speeds on the standard error");
-  command->add_flag("--json", options->json, "Print a JSON array, one row per prompt");
+                    "Keep the recurrent state in bf16 while decoding, where the model supports it: half the size, rounded at every step");
+  add_device(command, &options->device);
+  add_engine(command, &options->engine);
+  add_threads(command, &options->threads);
+  command->add_flag("--no-echo", options->no_echo, "Print the new text without the prompt");
+  command->add_flag("-q,--quiet", options->quiet, "Print no notes and speeds on the standard error");
+  add_json(command, &options->json);
   command->callback([&action, options] { action = [options] { return run_generate(*options); }; });
 }
 

@@ -1,9 +1,10 @@
-// cyfa init: a checkpoint with freshly drawn parameters.
+// cyfa init: writes a checkpoint with random parameters.
 #include <iostream>
 
 #include "apps/commands.h"
 #include "apps/interrupt.h"
 #include "apps/op_case.h"
+#include "apps/options.h"
 #include "apps/output.h"
 #include "cyfa/data/tokenizer.h"
 #include "cyfa/model/checkpoint.h"
@@ -36,13 +37,14 @@ int run_init(const Options& options) {
 }  // namespace
 
 void add_init(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("init", "Write a checkpoint with freshly drawn parameters.");
+  CLI::App* command = app.add_subcommand("init", "Write a checkpoint with random parameters.");
   auto options = std::make_shared<Options>();
-  command->add_option("config", options->config, "Config file")->required()->type_name("FILE");
-  command->add_option("folder", options->folder, "New checkpoint")->required()->type_name("DIR");
-  command->add_option("--seed", options->seed, "The same seed gives the same parameters")->capture_default_str();
-  command->add_option("--dtype", options->dtype, "Type of the parameters")->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
-  command->add_option("--tokenizer", options->tokenizer, "SentencePiece model to put beside it as tokenizer.model")->type_name("FILE");
+  command->add_option("config", options->config, "Config file of the model")->required()->type_name("FILE");
+  command->add_option("folder", options->folder, "Checkpoint directory to create")->required()->type_name("DIR");
+  command->add_option("--seed", options->seed, "Random seed; the same seed gives the same parameters")->capture_default_str();
+  add_dtype(command, &options->dtype, "the weights", {"fp32", "bf16"});
+  command->add_option("--tokenizer", options->tokenizer, "SentencePiece model file to copy into the checkpoint as tokenizer.model")
+      ->type_name("FILE");
   command->callback([&action, options] { action = [options] { return run_init(*options); }; });
 }
 

@@ -11,7 +11,7 @@
 namespace cyfa::app {
 namespace {
 
-// Never destroyed: the watcher may still wait for it while the process exits.
+// Never destroyed: the watching thread may still wait for it while the process exits.
 std::mutex& writing() {
   static auto* mutex = new std::mutex;
   return *mutex;
@@ -27,7 +27,7 @@ sigset_t watched() {
   return set;
 }
 
-// Dies of the signal itself, so that a shell or make sees what happened.
+// Ends the process by the signal itself, so that a shell or make sees the cause.
 void watch(sigset_t set) {
   int signal = 0;
   do {

@@ -1,14 +1,14 @@
-// Ctrl-C and kill end the program at once, whatever it computes, but never in the middle of writing a file.
+// Ctrl-C and kill end the program at once, but never while it writes a file.
 #pragma once
 
 #include <mutex>
 
 namespace cyfa::app {
 
-// Takes over SIGINT, SIGTERM and SIGHUP for the whole process: call it before any other thread starts.
+// Handles SIGINT, SIGTERM and SIGHUP for the whole process. Call it before any other thread starts.
 void watch_signals();
 
-// While one of these lives, a signal waits.
+// Delays signals while it exists.
 class WriteGuard {
  public:
   WriteGuard();
@@ -17,7 +17,7 @@ class WriteGuard {
   std::lock_guard<std::mutex> lock_;
 };
 
-// While one of these lives, the first signal is a wish that the work end soon, in order; the second ends it at once.
+// While it exists, the first signal only sets requested(), so that the work can save and end; the second ends the program at once.
 class GracefulStop {
  public:
   GracefulStop();

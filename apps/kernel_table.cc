@@ -36,8 +36,8 @@ void KernelTable::print(const char* span) const {
     if (event.deviceType() != at::kCUDA) continue;
     spans.push_back({static_cast<int64_t>(event.startNs()), static_cast<int64_t>(event.endNs()), event.name()});
   }
-  // Kernels follow one another at a microsecond; where it takes longer, the GPU waits for the host. One that begins while another runs is
-  // counted from that one's end.
+  // A gap of a microsecond between kernels is normal; in a gap of 5 us or more the GPU waits for the host. A kernel that starts while
+  // another runs counts from the end of that one.
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.to < b.to; });
   double between = 0, waits = 0;
   int64_t end = spans.empty() ? 0 : spans.front().from;
@@ -52,8 +52,8 @@ void KernelTable::print(const char* span) const {
   }
   std::vector<std::pair<std::string, Kernel>> sorted(kernels.begin(), kernels.end());
   std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second.ms > b.second.ms; });
-  std::cout << text("%9s %6s %6s  kernel (%s, %.2f ms of GPU time; %.2f ms from one to the next, %.2f ms waiting for the host)\n", "ms",
-                    "share", "calls", span, total, between, waits);
+  std::cout << text("%9s %6s %6s  kernel (%s: %.2f ms of GPU time, %.2f ms between kernels, %.2f ms waiting for the host)\n", "ms", "share",
+                    "calls", span, total, between, waits);
   for (const auto& [name, kernel] : sorted) {
     std::cout << text("%9.3f %5.1f%% %6lld  %s\n", kernel.ms, 100 * kernel.ms / total, static_cast<long long>(kernel.count),
                       name.substr(0, 120).c_str());

@@ -1,9 +1,9 @@
-// What the GPU does, kernel by kernel.
+// Where GPU time goes, kernel by kernel.
 #pragma once
 
 namespace cyfa::app {
 
-// Prints the kernels that ran between construction and print(), by time. `span` says what ran: "one step".
+// Prints the kernels that ran between construction and print(), sorted by time. `span` says what ran: "one step".
 class KernelTable {
  public:
   KernelTable();

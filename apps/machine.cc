@@ -56,7 +56,7 @@ std::string compiler() {
 
 std::string build_torch() { return CYFA_TORCH_VERSION; }
 
-// The loaded library says it among its build settings: "..., TORCH_VERSION=2.13.0, ...".
+// The loaded library lists it among its build settings: "..., TORCH_VERSION=2.13.0, ...".
 std::string runtime_torch() {
   const std::string settings = at::show_config();
   const std::string key = "TORCH_VERSION=";
@@ -114,6 +114,13 @@ std::vector<Gpu> gpus() {
   return found;
 }
 
+std::string machine_name(c10::Device device) {
+  if (!device.is_cuda()) return cpu_model();
+  const std::vector<Gpu> found = gpus();
+  const auto index = static_cast<size_t>(device.has_index() ? device.index() : 0);
+  return index < found.size() && !found[index].name.empty() ? found[index].name : "unknown GPU";
+}
+
 int64_t resident_bytes() { return status_bytes("VmRSS"); }
 
 int64_t peak_resident_bytes() {
@@ -125,7 +132,7 @@ int64_t peak_resident_bytes() {
 
 void reset_peak() {
 #ifdef __GLIBC__
-  malloc_trim(0);  // what was freed before and is kept would be used again, and would not show
+  malloc_trim(0);  // freed memory that malloc keeps would be reused and not count
 #endif
   std::ofstream("/proc/self/clear_refs") << 5;
 }

@@ -1,5 +1,7 @@
-// What this program is and what it runs on, for `doctor` and for the rows of a benchmark.
+// What this program is and what it runs on, for `doctor` and for benchmark rows.
 #pragma once
+
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <string>
@@ -14,17 +16,20 @@ std::string runtime_torch();  // the version loaded
 std::string utc_date();       // 2030-01-31T12:00:00Z
 
 std::string cpu_model();
-std::vector<std::string> cpu_features();  // of sse4_2, avx, avx2, fma, avx512f, avx512_bf16, amx_bf16 (x86), those that are there
+std::vector<std::string> cpu_features();  // those present of sse4_2, avx, avx2, fma, avx512f, avx512_bf16, amx_bf16
 int64_t last_cache_bytes();               // 32 MiB where the system does not say
 
 struct Gpu {
   std::string name;        // "" in a build without CUDA
-  std::string capability;  // "9.0", likewise
+  std::string capability;  // "9.0"; "" in a build without CUDA
 };
 std::vector<Gpu> gpus();
 
-// Memory of this process. reset_peak gives freed memory back and starts the peak again from what is in use
-// then, where the system allows it.
+// What a measurement on `device` ran on: the GPU's name, or the CPU's.
+std::string machine_name(c10::Device device);
+
+// Resident memory of this process and its peak. reset_peak returns freed memory to the system and restarts the peak from what is in use,
+// where the system allows it.
 int64_t resident_bytes();
 int64_t peak_resident_bytes();
 void reset_peak();

@@ -1,4 +1,4 @@
-// The `cyfa` program: parses, runs one subcommand, turns every exception into one line and an exit status.
+// The `cyfa` program: parses the arguments, runs one command, and turns every exception into one line and an exit status.
 #include <c10/util/Exception.h>
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -13,26 +13,33 @@
 
 #include "apps/commands.h"
 #include "apps/interrupt.h"
+#include "apps/options.h"
 
 namespace {
 
 constexpr const char* kAbout =
     "cyfa: Cyclic Flow Attention, a fixed-size memory whose slots a learned clock moves through time.\n"
-    "This program makes, checks, measures and runs language models built on it, and the operator alone.";
+    "This program creates, trains, checks, measures and runs language models built on it, and the operator itself.";
 
 constexpr const char* kExamples =
     "Examples:\n"
     "  cyfa doctor                                    what this build and this machine can do, with a self-check\n"
     "  cyfa verify op tests/vectors/*.safetensors     every backend against stored results\n"
-    "  cyfa bench op --pass both                      time of one layer's operator, beside a plain matrix product\n"
-    "  cyfa bench op --op step --B 64                 time of one decoding step\n"
+    "  cyfa bench op --pass both                      time one layer's operator beside a plain matrix product\n"
+    "  cyfa bench op --op step --B 64                 time one decode step\n"
     "  cyfa show clock --png clock.png                how writes move through the slots\n"
     "  cyfa models                                    the configs that come with the program\n"
+    "  cyfa init configs/cyfa-bytes-2m.json DIR       write a checkpoint with random parameters\n"
     "  cyfa generate DIR -p \"Once upon a time\"        continue a text with a checkpoint\n"
-    "  cyfa prepare OUT texts/                        files of text to tokens for training\n"
+    "  cyfa prepare OUT texts/                        turn text files into tokens for training\n"
+    "  cyfa train RUN -r recipes/bytes.toml data=OUT  train a model on them\n"
     "  cyfa verify model DIR                          a checkpoint against results stored beside it\n"
     "\n"
-    "Exit status: 0 done, 1 a check failed, 2 bad input or an error. `cyfa COMMAND --help` explains a command.";
+    "`cyfa COMMAND --help` explains a command.\n"
+    "Exit status: 0 done; 1 a check failed; 2 bad input or an error; 3 `train` was stopped by a signal, after saving.";
+
+// Footer of the commands that have none of their own.
+constexpr const char* kStatuses = "Exit status: 0 done, 1 a check failed, 2 bad input or an error.";
 
 int fail(const std::string& message) {
   std::cout.flush();
@@ -40,7 +47,7 @@ int fail(const std::string& message) {
   return cyfa::app::kBadInput;
 }
 
-// The command that was being parsed, for the hint: "cyfa bench op".
+// The command named on the command line, for the hint: "cyfa bench op".
 std::string deepest_command(const CLI::App& app) {
   std::string name = "cyfa";
   const CLI::App* at = &app;
@@ -65,8 +72,8 @@ std::string unknown_command(const CLI::App& app, int argc, char** argv) {
   return "";
 }
 
-// Every tensor operation allocates its result. Left alone, glibc gives blocks of this size back to the system as they are freed and
-// faults them in again at the next operation, which costs the portable backward a tenth of its time.
+// Every tensor operation allocates its result. By default glibc returns blocks of this size to the system when they are freed and faults
+// them in again at the next operation, which costs the portable backward a tenth of its time.
 void keep_freed_memory() {
 #ifdef __GLIBC__
   mallopt(M_MMAP_THRESHOLD, 1 << 28);
@@ -78,7 +85,8 @@ void keep_freed_memory() {
 int run(int argc, char** argv) {
   keep_freed_memory();
   CLI::App app(kAbout, "cyfa");
-  app.footer(kExamples);
+  app.formatter(cyfa::app::help_formatter());
+  app.footer(kStatuses);  // commands inherit it
   app.set_version_flag("--version", std::string("cyfa ") + CYFA_VERSION);
   app.require_subcommand(1);
   cyfa::app::Action action;
@@ -92,6 +100,7 @@ int run(int argc, char** argv) {
   cyfa::app::add_prepare(app, action);
   cyfa::app::add_train(app, action);
   cyfa::app::add_demo(app, action);
+  app.footer(kExamples);
   if (argc == 1) {
     std::cout << app.help();
     return cyfa::app::kBadInput;

@@ -1,11 +1,12 @@
-// cyfa models: what a config describes, before a byte of it exists.
+// cyfa models: lists configs and model types; no parameters are allocated.
 #include <algorithm>
 #include <iostream>
 
 #include "apps/commands.h"
+#include "apps/options.h"
 #include "apps/output.h"
 #include "cyfa/io/file_error.h"
-#include "cyfa/model/causal_lm.h"
+#include "cyfa/model/describe.h"
 
 namespace cyfa::app {
 namespace {
@@ -14,18 +15,19 @@ namespace fs = std::filesystem;
 
 struct Options {
   std::vector<std::string> paths;
-  bool kinds = false;
-  bool json = false;
+  bool kinds = false, describe = false;
+  std::string json;
 };
 
-// The configs that come with the program: beside its folder, or in the working directory.
+// The configs that come with the program: in the folder above the program's, or in the working directory.
 fs::path own_configs() {
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
   for (const fs::path& folder : {program.parent_path().parent_path() / "configs", fs::path("configs")}) {
     if (fs::is_directory(folder, error)) return folder;
   }
-  throw std::runtime_error("the folder configs is neither beside the program's nor here; name config files, or folders of them");
+  throw std::runtime_error(
+      "found no folder configs, neither beside the program's folder nor in the working directory; name config files or folders of them");
 }
 
 std::vector<fs::path> config_files(const std::vector<std::string>& paths) {
@@ -49,7 +51,7 @@ std::vector<fs::path> config_files(const std::vector<std::string>& paths) {
   return files;
 }
 
-// What there is, whatever configs there are.
+// Lists the registered model types.
 int run_kinds(const Options& options) {
   Json rows = Json::array();
   for (const MixerKind& kind : mixer_kinds()) {
@@ -63,10 +65,8 @@ int run_kinds(const Options& options) {
                     {"reference", f.reference},
                     {"origin", f.origin}});
   }
-  if (options.json) {
-    write_rows("-", rows);
-    return kDone;
-  }
+  write_rows(options.json, rows);
+  if (!prints_text(options.json)) return kDone;
   std::cout << text("%-24s %-58s %-22s %s\n", "model_type", "about", "state/layer", "checkpoints of");
   for (const Json& row : rows) {
     const auto column = [&](const char* key) { return row[key].get<std::string>(); };
@@ -76,8 +76,16 @@ int run_kinds(const Options& options) {
   return kDone;
 }
 
+int run_describe(const Options& options) {
+  Json rows = Json::array();
+  for (const fs::path& file : config_files(options.paths)) rows.push_back(describe(CausalLM(ModelConfig::read(file))));
+  write_rows(options.json.empty() ? "-" : options.json, rows);
+  return kDone;
+}
+
 int run_models(const Options& options) {
   if (options.kinds) return run_kinds(options);
+  if (options.describe) return run_describe(options);
   Json rows = Json::array();
   for (const fs::path& file : config_files(options.paths)) {
     const CausalLM model(ModelConfig::read(file));
@@ -93,10 +101,8 @@ int run_models(const Options& options) {
                     {"state_bytes_per_sequence", model.state_bytes()},
                     {"forward_flops_per_token", model.forward_flops_per_token()}});
   }
-  if (options.json) {
-    write_rows("-", rows);
-    return kDone;
-  }
+  write_rows(options.json, rows);
+  if (!prints_text(options.json)) return kDone;
   std::cout << text("%-18s %-24s %10s %7s %6s %14s %12s %12s\n", "config", "model_type", "parameters", "width", "layers", "state/layer",
                     "state/seq", "flops/token");
   for (const Json& row : rows) {
@@ -107,20 +113,26 @@ int run_models(const Options& options) {
                       state > 0 ? std::to_string(state).c_str() : "grows", row["state_bytes_per_sequence"].get<double>() * 1e-6,
                       row["forward_flops_per_token"].get<double>() * 1e-9);
   }
-  std::cout << "state/layer counts the numbers of the recurrent memory; state/seq is all that a sequence carries, whatever its length, but "
-               "for caches that grow with it\n";
+  std::cout
+      << "state/layer: numbers in the recurrent state of one layer; state/seq: all memory of a sequence except caches that grow with it\n";
   return kDone;
 }
 
 }  // namespace
 
 void add_models(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("models", "List configs: parameters, state, operations a token.");
+  CLI::App* command = app.add_subcommand("models", "List model configs: parameters, recurrent state, operations per token.");
   auto options = std::make_shared<Options>();
-  command->add_option("paths", options->paths, "Config files, checkpoints, or folders of configs; absent: those that come with the program")
-      ->type_name("PATH");
-  command->add_flag("--kinds", options->kinds, "List the kinds of model there are instead: recurrence, state, origin")->excludes("paths");
-  command->add_flag("--json", options->json, "Print a JSON array, one row per config or kind");
+  command->add_option("paths", options->paths, "Config files, checkpoint directories, or folders of config files")
+      ->type_name("PATH")
+      ->default_str("the configs that come with the program");
+  command
+      ->add_flag("--kinds", options->kinds,
+                 "List the model types instead of configs: what they are, their state, whose checkpoints they read")
+      ->excludes("paths");
+  command->add_flag("--describe", options->describe, "Print what the configs describe as JSON: parameters, states, layers, defaults")
+      ->excludes("--kinds");
+  add_json(command, &options->json);
   command->callback([&action, options] { action = [options] { return run_models(*options); }; });
 }
 

@@ -30,6 +30,7 @@ void write_rows(const std::string& target, const Json& rows) {
   std::string out = "[";
   for (const Json& row : rows) out += (out.size() == 1 ? "\n" : ",\n") + dump(row);
   out += rows.empty() ? "]\n" : "\n]\n";
+  if (target.empty()) return;
   if (target == "-") {
     std::cout << out << std::flush;
     return;

@@ -1,4 +1,4 @@
-// What the program prints: lines made with printf formats, and JSON.
+// What the program prints: text in printf formats, and JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,12 +8,14 @@ namespace cyfa::app {
 
 using Json = nlohmann::ordered_json;
 
-// As printf does it.
+// Formats as printf does.
 [[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
 
-// Writes rows as a JSON array, one row a line, to a file (whole or not at all) or, for "-", to the standard output. Numbers that
-// are not finite come out as null.
+// `target` is the value of the option --json (apps/options.h): "" for none, "-" for the standard output, else a file.
+// Writes rows as a JSON array, one row per line; a file is written completely or not at all. Numbers that are not finite become null.
 void write_rows(const std::string& target, const Json& rows);
+// False if JSON takes the place of the text on the standard output.
+inline bool prints_text(const std::string& target) { return target != "-"; }
 
 std::string dump(const Json& value, int indent = -1);
 

@@ -1,24 +1,26 @@
-// cyfa prepare: from files of text to a folder of tokens.
+// cyfa prepare: turns text files into a folder of tokens.
 #include <unistd.h>
 
 #include <cmath>
 #include <iostream>
 
 #include "apps/commands.h"
+#include "apps/options.h"
 #include "apps/output.h"
 #include "cyfa/data/prepare.h"
 
 namespace cyfa::app {
 namespace {
 
-constexpr int64_t kMostShown = 20;  // damaged places; the rest is counted
+constexpr int64_t kMostShown = 20;  // damaged places printed; the rest is only counted
 
 struct Options {
   PrepareOptions prepare;
   std::string folder;
   std::string bad = "skip";
   int64_t bos = -1, eos = -1;
-  bool json = false, quiet = false;
+  std::string json;
+  bool quiet = false;
 };
 
 std::string duration(double seconds) {
@@ -35,7 +37,7 @@ std::string large(int64_t count) {
   return std::to_string(count);
 }
 
-// One line on the standard error that is written over; nothing where that is no terminal.
+// A progress line on the standard error that overwrites itself; silent if that is not a terminal.
 class ProgressLine {
  public:
   explicit ProgressLine(bool quiet) : shown_(!quiet && isatty(STDERR_FILENO) == 1) {}
@@ -84,13 +86,12 @@ void print(const Options& options, const PrepareResult& result) {
                     large(m.documents()).c_str(), m.documents() == 1 ? "" : "s", m.shards.size(), m.shards.size() == 1 ? "" : "s");
   const DataLosses& l = m.losses;
   if (l != DataLosses{}) {
-    std::cout << text("left out: %lld damaged, %lld empty; repaired: %lld with bytes that are no UTF-8\n",
-                      static_cast<long long>(l.damaged), static_cast<long long>(l.empty), static_cast<long long>(l.repaired));
+    std::cout << text("left out: %lld damaged, %lld empty; repaired: %lld with invalid UTF-8\n", static_cast<long long>(l.damaged),
+                      static_cast<long long>(l.empty), static_cast<long long>(l.repaired));
   }
   std::cout << text("%.1f MB of text in %s, %.1f MB/s", static_cast<double>(result.text_bytes) * 1e-6, duration(result.seconds).c_str(),
                     static_cast<double>(result.text_bytes) * 1e-6 / std::max(result.seconds, 1e-9));
-  if (result.resumed_shards > 0)
-    std::cout << text("; %lld shards were there from an earlier run", static_cast<long long>(result.resumed_shards));
+  if (result.resumed_shards > 0) std::cout << text("; %lld shards are from an earlier run", static_cast<long long>(result.resumed_shards));
   std::cout << '\n';
 }
 
@@ -107,7 +108,7 @@ int run_prepare(Options& options) {
     if (options.quiet || ++damaged > kMostShown) return;
     line.clear();
     std::cerr << "cyfa: left out: " << place << '\n';
-    if (damaged == kMostShown) std::cerr << "cyfa: further damage is counted, not shown\n";
+    if (damaged == kMostShown) std::cerr << "cyfa: further damage is only counted\n";
   };
   PrepareResult result;
   try {
@@ -117,37 +118,41 @@ int run_prepare(Options& options) {
     throw;
   }
   line.clear();
-  if (options.json) {
-    write_rows("-", Json::array({row(options, result)}));
-  } else {
-    print(options, result);
-  }
+  if (prints_text(options.json)) print(options, result);
+  write_rows(options.json, Json::array({row(options, result)}));
   return kDone;
 }
 
 }  // namespace
 
 void add_prepare(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("prepare", "Turn files of text into a folder of tokens to train on.");
+  CLI::App* command = app.add_subcommand("prepare", "Turn text files into a folder of tokens to train on.");
   auto options = std::make_shared<Options>();
   PrepareOptions& p = options->prepare;
-  command->add_option("folder", options->folder, "Folder to make; one whose run was interrupted is finished")->required()->type_name("OUT");
-  command->add_option("inputs", p.inputs, "Files .txt, .jsonl, .txt.zst or .jsonl.zst, or folders of them")->required()->type_name("INPUT");
-  command->add_option("--tokenizer", p.tokenizer, "bytes, or a SentencePiece model")->capture_default_str()->type_name("FILE");
-  command->add_option("--text-field", p.text_field, "Key of the text in a line of .jsonl")->capture_default_str()->type_name("KEY");
-  command->add_flag("--begin,!--no-begin", p.begin, "Put a mark before every document (the default), or none");
-  command->add_flag("--end,!--no-end", p.end, "Put a mark after every document, or none (the default)");
-  command->add_option("--bos-id", options->bos, "The mark before a document; absent: the tokenizer's own")->check(CLI::NonNegativeNumber);
-  command->add_option("--eos-id", options->eos, "The mark after a document; absent: the tokenizer's own")->check(CLI::NonNegativeNumber);
-  command->add_option("--shard-tokens", p.shard_tokens, "Tokens of a shard; a run is resumed at the last whole one")
+  command->add_option("folder", options->folder, "Folder to create; an interrupted run is continued")->required()->type_name("OUT");
+  command->add_option("inputs", p.inputs, "Files (.txt, .jsonl, .txt.zst, .jsonl.zst), or folders of such files")
+      ->required()
+      ->type_name("INPUT");
+  command->add_option("--tokenizer", p.tokenizer, "SentencePiece model file, or the word bytes")->capture_default_str()->type_name("FILE");
+  command->add_option("--text-field", p.text_field, "Key of the text in a .jsonl line")->capture_default_str()->type_name("KEY");
+  command->add_flag("--begin,!--no-begin", p.begin, "Put the beginning-of-text token before every document, or not")
+      ->default_str("--begin");
+  command->add_flag("--end,!--no-end", p.end, "Put the end-of-text token after every document, or not")->default_str("--no-end");
+  command->add_option("--bos-id", options->bos, "Id of the beginning-of-text token")
+      ->check(CLI::NonNegativeNumber)
+      ->default_str("the tokenizer's own");
+  command->add_option("--eos-id", options->eos, "Id of the end-of-text token")
+      ->check(CLI::NonNegativeNumber)
+      ->default_str("the tokenizer's own");
+  command->add_option("--shard-tokens", p.shard_tokens, "Tokens per shard; an interrupted run continues after the last complete shard")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--bad", options->bad, "A damaged line or file: leave it out, or stop")
+  command->add_option("--bad", options->bad, "Leave out a damaged line or file, or stop with an error")
       ->check(CLI::IsMember({"skip", "stop"}))
       ->capture_default_str();
-  command->add_option("--threads", p.threads, "0: one per core")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command->add_flag("-q,--quiet", options->quiet, "No progress and no damaged places on the standard error");
-  command->add_flag("--json", options->json, "Print the summary as a JSON array of one row");
+  add_threads(command, &p.threads);
+  command->add_flag("-q,--quiet", options->quiet, "Print no progress and no damaged places on the standard error");
+  add_json(command, &options->json);
   command->callback([&action, options] { action = [options] { return run_prepare(*options); }; });
 }
 

@@ -1,5 +1,5 @@
-// cyfa show clock: marked writes moving through the slots of one head while its clock runs fast, slowly, not at all and at an even
-// pace. Computed with the pieces of the reference (cyfa/kernels/cyclic_flow/reference/reference.h), in double precision.
+// cyfa show clock: draws marked writes as they move through the slots of one head, whose clock runs fast, slowly, or not at all.
+// Computed in double precision with functions of the reference (cyfa/kernels/cyclic_flow/reference/reference.h).
 #include <unistd.h>
 
 #include <cmath>
@@ -19,9 +19,9 @@ namespace {
 namespace ref = cyclic_flow::reference;
 
 constexpr double kAlpha = 0.996;    // forget gate of every token
-constexpr int64_t kKeyWidth = 256;  // unit keys of other tokens meet the query with a cosine near 1 / 16
-constexpr double kSharpness = 18;   // logit of a perfect match at the moment of its write
-constexpr size_t kFollowed = 1;     // the marked write that the query matches
+constexpr int64_t kKeyWidth = 256;  // the query's cosine with the unit keys of other tokens is near 1 / 16
+constexpr double kSharpness = 18;   // logit of a perfect match when it is written
+constexpr size_t kFollowed = 1;     // index of the marked write that the query matches
 constexpr uint64_t kSeed = 7;
 
 struct Options {
@@ -30,9 +30,9 @@ struct Options {
   int64_t slots = 63;
 };
 
-// The clock's pace in parts of the sequence: increments as a model would learn them, here by hand.
+// The clock increment in each part of the sequence, chosen by hand in place of learned ones.
 struct Stretch {
-  double until;  // share of the tokens
+  double until;  // end of the part, as a share of the tokens
   double delta;
 };
 constexpr std::array<Stretch, 6> kPace = {{{0.20, 0.60}, {0.36, 0.12}, {0.46, 0.0}, {0.62, 1.0}, {0.78, 0.25}, {1.0, 0.50}}};
@@ -40,9 +40,9 @@ constexpr std::array<double, 5> kMarkedAt = {0.03, 0.12, 0.28, 0.41, 0.66};
 
 struct Story {
   std::vector<double> delta, clock;  // [T]
-  std::vector<int64_t> marked;       // tokens
-  std::vector<double> profile;       // [m, T] marked writes on the slots
-  std::vector<double> weights;       // [m, T] softmax of the followed query
+  std::vector<int64_t> marked;       // tokens whose writes are drawn
+  std::vector<double> profile;       // [m, T] the marked writes in the slots
+  std::vector<double> weights;       // [m, T] softmax weights of the query
 };
 
 std::vector<double> random_unit(std::mt19937_64& random) {
@@ -94,7 +94,7 @@ Story tell(const Options& options) {
   for (int64_t t = 0; t < T; ++t) keys.push_back(random_unit(random));
   const std::vector<double>& query = keys[static_cast<size_t>(story.marked[kFollowed])];
 
-  // In the absolute frame the past stands still: both sums only fade, and each token adds its write.
+  // In the absolute frame past writes do not move: both sums only decay, and each token adds its write.
   story.profile.assign(static_cast<size_t>(m * T), 0);
   story.weights.assign(static_cast<size_t>(m * T), 0);
   std::vector<double> marks(static_cast<size_t>(M), 0);
@@ -149,7 +149,7 @@ std::string tokens_text(const std::vector<int64_t>& tokens) {
   return out;
 }
 
-// The increments up to the pause.
+// The increments up to the pause, as text.
 std::string paces_text() {
   std::string out;
   for (const Stretch& stretch : kPace) {
@@ -159,7 +159,7 @@ std::string paces_text() {
   return out;
 }
 
-// The panels under a heading and above a few lines that say how to read them.
+// The panels with a heading above and explanations below.
 io::Image picture(const Story& story, std::vector<io::Heatmap> maps) {
   for (io::Heatmap* map : {&maps[0], &maps[2]}) {
     map->low = map->scale == io::ColorScale::kDiverging ? -1 : 0;
@@ -213,11 +213,11 @@ int run_show(const Options& options) {
 
 void add_show_clock(CLI::App& show, Action& action) {
   CLI::App* command =
-      show.add_subcommand("clock", "Show how writes move through the slots while the clock runs fast, slowly or not at all.");
+      show.add_subcommand("clock", "Draw how writes move through the slots while the clock runs fast, slowly or not at all.");
   auto options = std::make_shared<Options>();
-  command->add_option("--png", options->png, "Also write the picture to this file")->type_name("FILE");
-  command->add_option("--tokens", options->tokens, "Tokens of the sequence")->check(CLI::Range(20, 4000))->capture_default_str();
-  command->add_option("--slots", options->slots, "Active slots m, odd")->check(CLI::Range(3, 511))->capture_default_str();
+  command->add_option("--png", options->png, "File to which the picture is also written")->type_name("FILE");
+  command->add_option("--tokens", options->tokens, "Tokens in the sequence")->check(CLI::Range(20, 4000))->capture_default_str();
+  command->add_option("--slots", options->slots, "Active slots, an odd number")->check(CLI::Range(3, 511))->capture_default_str();
   command->callback([&action, options] { action = [options] { return run_show(*options); }; });
 }
 

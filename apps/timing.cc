@@ -12,10 +12,10 @@ namespace cyfa::app {
 namespace {
 
 constexpr int kLeastRounds = 10;
-constexpr double kLeastSeconds = 1.0;  // of the first task, or
+constexpr double kLeastSeconds = 1.0;  // of the first task alone
 constexpr double kMostSeconds = 3.0;   // of all tasks together
 
-// Overwrites what the caches hold: twice the last level of a CPU's, or more than the L2 of any GPU.
+// Evicts other data from the caches: overwrites twice a CPU's last-level cache, or more than the L2 of any GPU.
 class CacheFlush {
  public:
   explicit CacheFlush(at::Device device)

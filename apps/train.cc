@@ -1,8 +1,9 @@
-// cyfa train: a model from prepared text, by a recipe.
+// cyfa train: trains a model on prepared text, as a recipe says.
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
 #include <iostream>
+#include <sstream>
 
 #include "apps/commands.h"
 #include "apps/interrupt.h"
@@ -39,12 +40,12 @@ BatchSource source_of(const TokenData& data, const Recipe& recipe, bool shuffle)
   };
 }
 
-// A line that replaces itself on a terminal; every logged step elsewhere.
+// Progress: on a terminal a line that overwrites itself, elsewhere one line per logged step.
 class Screen {
  public:
   Screen(const Recipe& recipe, double flops, bool quiet)
       : recipe_(recipe), flops_(flops), terminal_(isatty(STDOUT_FILENO) == 1), quiet_(quiet) {
-    // What the machine can do, in the products of a layer: a second of plain ones.
+    // The machine's peak, measured with plain matrix products.
     const at::Device device = parse_device(recipe.device);
     const auto options = at::TensorOptions(device).dtype(recipe.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
     const int64_t n = device.is_cpu() ? 512 : 8192;
@@ -77,7 +78,7 @@ class Screen {
   }
 
   Recipe recipe_;
-  double flops_;  // of a token, forward and backward
+  double flops_;  // per token, forward and backward
   double peak_ = 1;
   bool terminal_, quiet_;
 };
@@ -109,59 +110,78 @@ int run_train(const Options& options) {
                                          std::to_string(model.config().vocab_size));
   }
 
+  Trainer trainer(model, recipe, source_of(data, recipe, true), validation ? source_of(*validation, recipe, false) : BatchSource(),
+                  &folder);
   folder.write_recipe(recipe);
   folder.write_manifest({{"seed", recipe.seed},
                          {"commit", commit()},
                          {"date", utc_date()},
-                         {"machine", cpu_model()},
+                         {"machine", machine_name(device)},
                          {"torch", runtime_torch()},
+                         {"engine", trainer.engine()},
                          {"parameters", model.table().numel()},
                          {"data", text("%016llx", static_cast<unsigned long long>(data.hash()))},
                          {"data_tokens", data.tokens()},
                          {"tokenizer", data.tokenizer()},
                          {"config", model.config().json}});
-  Trainer trainer(model, recipe, source_of(data, recipe, true), validation ? source_of(*validation, recipe, false) : BatchSource(),
-                  &folder);
   if (from) {
     trainer.resume(*from);
     folder.drop_metrics_after(from->step);
   } else if (checkpoint && fs::exists(fs::path(recipe.model) / kOptimizerFile)) {
-    RunCheckpoint other{recipe.model, 0, std::nullopt};  // another run's: its optimizer goes on, the steps begin again
+    RunCheckpoint other{recipe.model, 0, std::nullopt};  // another run's: keeps its optimizer state, restarts the step count
     trainer.resume(other);
   }
   Screen screen(recipe, 3 * model.forward_flops_per_token(), options.quiet);
   screen.note(text("%s: %.1f million parameters, %lld tokens of data, %lld steps of %lld tokens%s", options.folder.c_str(),
                    static_cast<double>(model.table().numel()) * 1e-6, static_cast<long long>(data.tokens()),
                    static_cast<long long>(recipe.steps), static_cast<long long>(recipe.batch * recipe.context),
-                   from ? text(", going on after step %lld", static_cast<long long>(from->step)).c_str() : ""));
+                   from ? text(", resuming after step %lld", static_cast<long long>(from->step)).c_str() : ""));
   const GracefulStop stop;
   trainer.on_step = [&](const Json& row) { screen.step(row); };
   trainer.on_note = [&](const std::string& note) { screen.note(note); };
   trainer.should_stop = [&] { return stop.requested(); };
   const int64_t done = trainer.run();
   if (done < recipe.steps) {
-    screen.note(text("stopped after step %lld; go on with: cyfa train --resume %s", static_cast<long long>(done), options.folder.c_str()));
-    return kCheckFailed;
+    screen.note(
+        text("stopped after step %lld; continue with: cyfa train --resume %s", static_cast<long long>(done), options.folder.c_str()));
+    return kStopped;
   }
   screen.note("done: " + folder.checkpoints().back().path.string());
   return kDone;
 }
 
+std::string value_text(const Recipe& recipe, const RecipeKey& key) {
+  return std::visit(
+      [&](auto member) {
+        std::ostringstream out;
+        out << std::boolalpha << recipe.*member;
+        return out.str();
+      },
+      key.member);
+}
+
 std::string key_help() {
-  std::string out = "Keys of a recipe, in its file or as KEY=VALUE:\n";
-  for (const RecipeKey& key : recipe_keys()) out += text("  %-16s %s\n", key.name, key.about);
-  return out + "\nExit status: 0 done, 1 stopped by a signal after saving, 2 an error; the last good checkpoint stays.";
+  std::string out = "Recipe keys, in the recipe file or as KEY=VALUE:\n";
+  for (const RecipeKey& key : recipe_keys()) {
+    const std::string value = value_text(Recipe(), key);
+    out += text("  %-16s %s%s\n", key.name, key.about, value.empty() ? "" : (" [default: " + value + "]").c_str());
+  }
+  return out + "\nExit status: 0 done, 2 bad input or an error (the last good checkpoint stays), 3 stopped by a signal after saving.";
 }
 
 }  // namespace
 
 void add_train(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("train", "Train a model on prepared text.");
+  CLI::App* command = app.add_subcommand("train", "Train a model on text that `cyfa prepare` has turned into tokens.");
   auto options = std::make_shared<Options>();
-  command->add_option("folder", options->folder, "Folder of the run")->required()->type_name("DIR");
-  command->add_option("assignments", options->assignments, "Values in place of the recipe's")->type_name("KEY=VALUE");
-  command->add_option("-r,--recipe", options->recipe, "Recipe; the project's are in recipes/")->type_name("FILE");
-  command->add_flag("--resume", options->resume, "Go on from the run's last checkpoint, bit for bit on a CPU");
+  command->add_option("folder", options->folder, "Folder of the run, created if it does not exist")->required()->type_name("DIR");
+  command->add_option("assignments", options->assignments, "Recipe values that take precedence over the recipe file's")
+      ->type_name("KEY=VALUE");
+  command->add_option("-r,--recipe", options->recipe, "Recipe file (TOML), such as those in recipes/")
+      ->type_name("FILE")
+      ->default_str("the keys' defaults");
+  command->add_flag("--resume", options->resume,
+                    "Continue from the run's last checkpoint; on a CPU the result is bit for bit that of an uninterrupted run");
   command->add_flag("-q,--quiet", options->quiet, "Print nothing but errors");
   command->footer(key_help());
   command->callback([&action, options] { action = [options] { return run_train(*options); }; });

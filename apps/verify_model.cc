@@ -1,10 +1,11 @@
-// cyfa verify model: a checkpoint with stored results beside it, through every path of the model.
+// cyfa verify model: runs a checkpoint through every path of the model and compares with the results stored beside it.
 #include <cmath>
 #include <iostream>
 
 #include "apps/accuracy.h"
 #include "apps/commands.h"
 #include "apps/op_case.h"
+#include "apps/options.h"
 #include "apps/output.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/engine/engine.h"
@@ -17,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double kLimit = 1e-4;
-constexpr int64_t kGreedyPrompt = 20;  // tokens of `greedy` that are given, unless the metadata says greedy_prompt
+constexpr int64_t kGreedyPrompt = 20;  // tokens of `greedy` that are the prompt
 
 struct Options {
   std::vector<std::string> folders;
@@ -25,10 +26,10 @@ struct Options {
   std::string device = "cpu";
   double limit = kLimit;
   bool all = false;
-  bool json = false;
+  std::string json;
 };
 
-// The optimizer of the stored runs: AdamW, rate 1e-3, betas .9 and .95, no weight decay, clipping at 1.
+// The optimizer of the stored training runs: AdamW, learning rate 1e-3, betas .9 and .95, no weight decay, clipping at norm 1.
 class StoredOptimizer {
  public:
   explicit StoredOptimizer(const std::vector<at::Tensor>& parameters) : parameters_(parameters) {
@@ -114,7 +115,7 @@ class Verifier {
     if (has("train_logits")) add("train_logits", model.head(w, model.forward(w, tensor("input_ids")).hidden), tensor("train_logits"));
   }
 
-  // The same tokens one by one.
+  // The same tokens by decode steps.
   void check_steps(CausalLM& model) {
     if (!has("input_ids") || !has("logits") || parse_dtype(options_.dtype) == at::kDouble) return;
     const std::unique_ptr<StepEngine> engine = prepare_steps(model);
@@ -216,7 +217,7 @@ void print(const Result& result, bool all) {
     }
   }
   if (worst != nullptr) {
-    std::cout << text("  and %zu gradients that pass, the worst of them:\n", gradients);
+    std::cout << text("  %zu gradients pass, the worst of them:\n", gradients);
     line(*worst);
   }
 }
@@ -238,16 +239,15 @@ int run_verify(const Options& options) {
       const Result result = Verifier(folder, options).run();
       if (!result.pass()) ++failed;
       rows.push_back(to_json(result));
-      if (!options.json) print(result, options.all);
+      if (prints_text(options.json)) print(result, options.all);
     } catch (const io::FileError& e) {
       std::cout.flush();
       std::cerr << "cyfa: error: " << e.what() << '\n';
       readable = false;
     }
   }
-  if (options.json) {
-    write_rows("-", rows);
-  } else {
+  write_rows(options.json, rows);
+  if (prints_text(options.json)) {
     std::cout << text("%zu models, %zu failed%s\n", rows.size(), failed, readable ? "" : "; some folders could not be used");
   }
   if (!readable) return kBadInput;
@@ -257,18 +257,20 @@ int run_verify(const Options& options) {
 }  // namespace
 
 void add_verify_model(CLI::App& verify, Action& action) {
-  CLI::App* command =
-      verify.add_subcommand("model", "Check models against results stored beside them: logits, steps, greedy text, losses, gradients.");
+  CLI::App* command = verify.add_subcommand(
+      "model", "Check models against results stored beside them: logits, decode steps, greedy text, losses, gradients.");
   auto options = std::make_shared<Options>();
-  command->add_option("folders", options->folders, "Checkpoints with expected.safetensors; docs/cli.md gives the format")
+  command->add_option("folders", options->folders, "Checkpoint directories with expected.safetensors; docs/cli.md gives the format")
       ->required()
       ->type_name("DIR");
-  command->add_option("--dtype", options->dtype, "Type of the parameters")->check(CLI::IsMember({"fp32", "fp64"}))->capture_default_str();
-  command->add_option("--device", options->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
-  command->add_option("--limit", options->limit, "Limit of rel_l2 for every tensor")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_flag("--all", options->all, "Print every gradient, not the worst alone");
-  command->add_flag("--json", options->json, "Print a JSON array, one row per folder");
-  command->footer("Exit status: 0 all within their limits, 1 a tensor above its limit, 2 a folder that cannot be used.");
+  add_dtype(command, &options->dtype, "the weights", {"fp32", "fp64"});
+  add_device(command, &options->device);
+  command->add_option("--limit", options->limit, "Largest relative L2 error of a tensor")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_flag("--all", options->all, "Print every gradient, not only the worst");
+  add_json(command, &options->json);
+  command->footer("Exit status: 0 all tensors are within the limit, 1 a tensor is above it, 2 a folder cannot be used.");
   command->callback([&action, options] { action = [options] { return run_verify(*options); }; });
 }
 

@@ -3,6 +3,7 @@
 
 #include "apps/accuracy.h"
 #include "apps/commands.h"
+#include "apps/options.h"
 #include "apps/output.h"
 #include "apps/verify_op_file.h"
 #include "cyfa/io/file_error.h"
@@ -18,7 +19,7 @@ struct Options {
   std::string dtype = "fp32";
   std::string device = "cpu";
   double limit = 0;  // 0: by precision
-  bool json = false;
+  std::string json;
 };
 
 struct Result {
@@ -57,7 +58,7 @@ std::vector<ops::Backend> chosen_backends(const std::string& file, const ops::Cy
   for (const ops::BackendOffer& offer : ops::cyclic_flow_backends(in)) {
     if (offer.refusal.empty()) {
       chosen.push_back(offer.backend);
-    } else if (!options.json) {
+    } else if (prints_text(options.json)) {
       std::cout << text("%s  backend %s  not run: %s\n", file.c_str(), ops::backend_name(offer.backend), offer.refusal.c_str());
     }
   }
@@ -79,7 +80,7 @@ std::vector<Result> verify_file(const std::string& path, const Options& options,
       const NamedTensors expected = no_gradients.empty() ? file.expected : outputs_of(file.expected);
       results.push_back(
           {path, ops::backend_name(backend), options.dtype, no_gradients, compare_all(actual, expected, dtype, options.limit)});
-      if (!options.json) print(results.back());
+      if (prints_text(options.json)) print(results.back());
     }
   } catch (const ops::ArgumentError& e) {
     throw io::FileError(path, e.what());
@@ -101,11 +102,10 @@ int run_verify(const Options& options) {
     }
   }
   const auto failed = std::count_if(results.begin(), results.end(), [](const Result& r) { return !r.pass(); });
-  if (options.json) {
-    Json rows = Json::array();
-    for (const Result& result : results) rows.push_back(to_json(result));
-    write_rows("-", rows);
-  } else {
+  Json rows = Json::array();
+  for (const Result& result : results) rows.push_back(to_json(result));
+  write_rows(options.json, rows);
+  if (prints_text(options.json)) {
     std::cout << text("%zu runs, %lld failed%s\n", results.size(), static_cast<long long>(failed),
                       readable ? "" : "; some files could not be used");
   }
@@ -116,20 +116,21 @@ int run_verify(const Options& options) {
 }  // namespace
 
 void add_verify_op(CLI::App& verify, Action& action) {
-  CLI::App* command = verify.add_subcommand("op", "Run files of operator vectors through each backend and compare outputs and gradients.");
+  CLI::App* command = verify.add_subcommand("op", "Compare each backend's outputs and gradients with results stored in files.");
   auto options = std::make_shared<Options>();
-  command->add_option("files", options->files, "Vector files (.safetensors); docs/cli.md gives the format")->required()->type_name("FILE");
-  command->add_option("--backend", options->backend, "Backend to run; all: each that takes the inputs")
+  command->add_option("files", options->files, "Files of stored results (.safetensors); docs/cli.md gives the format")
+      ->required()
+      ->type_name("FILE");
+  command->add_option("--backend", options->backend, "Backend to run; all for every one that accepts the inputs")
       ->check(CLI::IsMember({"all", "auto", "reference", "portable", "sm90"}))
       ->capture_default_str();
-  command->add_option("--dtype", options->dtype, "Type of q, k and v")
-      ->check(CLI::IsMember({"fp32", "fp64", "bf16"}))
-      ->capture_default_str();
-  command->add_option("--device", options->device, "Where to run")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
-  command->add_option("--limit", options->limit, "Limit of rel_l2 for every tensor, in place of the precision's own")
-      ->check(CLI::PositiveNumber);
-  command->add_flag("--json", options->json, "Print a JSON array, one row per file and backend");
-  command->footer("Exit status: 0 all within their limits, 1 a tensor above its limit, 2 a file that cannot be used.");
+  add_dtype(command, &options->dtype, "q, k and v", {"fp32", "fp64", "bf16"});
+  add_device(command, &options->device);
+  command->add_option("--limit", options->limit, "Largest relative L2 error of a tensor")
+      ->check(CLI::PositiveNumber)
+      ->default_str("by type and tensor");
+  add_json(command, &options->json);
+  command->footer("Exit status: 0 all tensors are within their limits, 1 a tensor is above its limit, 2 a file cannot be used.");
   command->callback([&action, options] { action = [options] { return run_verify(*options); }; });
 }
 

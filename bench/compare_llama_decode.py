@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Decoding speed of the 400M CyFA in bf16 beside the Hugging Face LLaMA of that size (transformers, SDPA), on the CPU, in turns.
+"""Compares the decode speed of the 400M CyFA with a Hugging Face LLaMA of that size (transformers, SDPA): bf16, on the CPU, in alternating
+rounds.
 
-Parameters are drawn at random: speed does not depend on them. LLaMA decodes after a short prompt, which is its best case; CyFA's step
-costs the same at any length.
+Both models have random parameters, since speed does not depend on them. LLaMA decodes after a short prompt, which is its best case; a
+decode step of CyFA costs the same at any length.
 """
 
 import argparse
@@ -46,16 +47,17 @@ def llama_seconds(model, batch, prompt, tokens):
 
 
 def cyfa_row(config, batch, repeats, threads):
-    command = [str(ROOT / "build/cyfa"), "bench", "decode", str(config), "--B", str(batch), "--repeats", str(repeats), "--threads", str(threads), "--json", "-"]
+    command = [str(ROOT / "build/cyfa"), "bench", "decode", str(config), "--B", str(batch), "--repeats", str(repeats),
+               "--threads", str(threads), "--json", "-"]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)[0]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=pathlib.Path, default=ROOT / "configs/cyfa-400m.json")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--tokens", type=int, default=12, help="timed steps in each of three rounds")
-    parser.add_argument("--prompt", type=int, default=32, help="tokens that LLaMA has read before")
+    parser.add_argument("--config", type=pathlib.Path, default=ROOT / "configs/cyfa-400m.json", help="CyFA config (default: the 400M one)")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="batch sizes (default: 1 and 8)")
+    parser.add_argument("--tokens", type=int, default=12, help="timed steps in each of three rounds (default: %(default)s)")
+    parser.add_argument("--prompt", type=int, default=32, help="length of LLaMA's prompt in tokens (default: %(default)s)")
     parser.add_argument("--json", default="", help="write the rows to this file")
     arguments = parser.parse_args()
     config = json.loads(arguments.config.read_text())
@@ -71,7 +73,7 @@ def main():
         cyfa = statistics.median(row["ms"] for row in ours)
         peer = statistics.median(theirs) * 1e3
         size = sum(p.numel() for p in model.parameters())
-        print(f"batch {batch}: cyfa {cyfa:.1f} ms a step, {batch / cyfa * 1e3:.1f} tokens/s; LLaMA ({size / 1e6:.0f}M) {peer:.1f} ms, "
+        print(f"batch {batch}: cyfa {cyfa:.1f} ms per step, {batch / cyfa * 1e3:.1f} tokens/s; LLaMA ({size / 1e6:.0f}M) {peer:.1f} ms, "
               f"{batch / peer * 1e3:.1f} tokens/s; ratio {peer / cyfa:.2f}", flush=True)
         common = {"op": "decode", "dtype": "bf16", "B": batch, "threads": threads}
         rows.append({"impl": "cyfa", **common, "ms": cyfa, "ratio_to_llama": peer / cyfa})

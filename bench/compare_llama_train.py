@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Training speed of the 9M CyFA beside the Hugging Face LLaMA of that size (transformers, SDPA, fused AdamW), fp32 on the CPU, in turns."""
+"""Compares the training speed of the 9M CyFA with a Hugging Face LLaMA of that size (transformers, SDPA, fused AdamW): fp32, on the CPU, in
+alternating rounds."""
 
 import argparse
 import json
@@ -37,16 +38,16 @@ def llama_seconds(model, optimizer, ids):
 
 
 def cyfa_ms(config, batch, context, threads):
-    command = [str(ROOT / "build/cyfa"), "bench", "train", str(config), "--B", str(batch), "--T", str(context), "--threads", str(threads), "--repeats", "3",
-               "--json", "-"]
+    command = [str(ROOT / "build/cyfa"), "bench", "train", str(config), "--B", str(batch), "--T", str(context),
+               "--threads", str(threads), "--repeats", "3", "--json", "-"]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)[0]["ms"]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=pathlib.Path, default=ROOT / "configs/cyfa-9m.json")
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--config", type=pathlib.Path, default=ROOT / "configs/cyfa-9m.json", help="CyFA config (default: the 9M one)")
+    parser.add_argument("--batch", type=int, default=2, help="sequences per step (default: %(default)s)")
+    parser.add_argument("--context", type=int, default=2048, help="tokens per sequence (default: %(default)s)")
     parser.add_argument("--json", default="", help="write the rows to this file")
     arguments = parser.parse_args()
     config = json.loads(arguments.config.read_text())
@@ -62,11 +63,12 @@ def main():
     tokens = arguments.batch * arguments.context
     cyfa, peer = statistics.median(ours), statistics.median(theirs)
     size = sum(p.numel() for p in model.parameters())
-    print(f"cyfa {cyfa:.0f} ms a step, {tokens / cyfa * 1e3:.0f} tokens/s; LLaMA ({size / 1e6:.1f}M) {peer:.0f} ms, {tokens / peer * 1e3:.0f} tokens/s; "
-          f"ratio {peer / cyfa:.2f}")
+    print(f"cyfa {cyfa:.0f} ms per step, {tokens / cyfa * 1e3:.0f} tokens/s; LLaMA ({size / 1e6:.1f}M) {peer:.0f} ms, "
+          f"{tokens / peer * 1e3:.0f} tokens/s; ratio {peer / cyfa:.2f}")
     if arguments.json:
         common = {"op": "train", "dtype": "fp32", "B": arguments.batch, "T": arguments.context, "threads": threads}
-        rows = [{"impl": "cyfa", **common, "ms": cyfa, "ratio_to_llama": peer / cyfa}, {"impl": "transformers LLaMA", **common, "ms": peer, "parameters": size}]
+        rows = [{"impl": "cyfa", **common, "ms": cyfa, "ratio_to_llama": peer / cyfa},
+                {"impl": "transformers LLaMA", **common, "ms": peer, "parameters": size}]
         pathlib.Path(arguments.json).write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Times cyclic_flow beside a token loop in plain PyTorch, forward and backward, on the CPU and in one process.
+"""Times forward and backward of cyclic_flow beside a token loop in plain PyTorch, on the CPU and in one process.
 
-The loop is naive_recurrent_cyfa of flash-linear-attention 0.6.0, which is what runs today where its Triton kernels do not. Its package
-is downloaded at first use and only the two files of the loop are loaded. Results are compared first: no agreement, no figures.
+The loop is naive_recurrent_cyfa of flash-linear-attention 0.6.0, the path of that package for machines without Triton. The package is
+downloaded at first use; only the two files of the loop are loaded. Results that disagree end the script, and no time is reported.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS = ["flash-linear-attention==0.6.0", "fla-core==0.6.0"]
-# Both run in fp32 and add in other orders. ddelta is a small difference of large sums over the whole sequence.
+# Both run in fp32 and sum in different orders. d_delta is a small difference of large sums over the whole sequence.
 LIMIT, LIMIT_DELTA = 1e-4, 1e-3
 
 
@@ -33,7 +33,7 @@ def peer_folder(build):
 
 
 def stand_in_for_triton():
-    """utils.py decorates kernels when it is imported; the loop uses none of them."""
+    """Empty triton modules: importing utils.py decorates kernels, but the loop uses none of them."""
 
     def jit(function=None, **_):
         return function if function is not None else jit
@@ -69,7 +69,7 @@ def load_naive(folder):
 def make_inputs(a):
     torch.manual_seed(1)
     m = a.M - 1
-    # The loop keeps its clock in fp32; steps of 1/1024 leave its sum exact, so that rounding of the clock plays no part.
+    # The loop keeps its clock in fp32. Increments that are multiples of 1/1024 make its sum exact, so that the clock is not rounded.
     delta = torch.randn(a.B, a.T, a.H).sigmoid().mul(1024).round().div(1024)
     step = torch.exp(torch.rand(a.B, a.T, a.H) * 4.6 - 6.9)
     inputs = {
@@ -100,22 +100,22 @@ def compare(ours, theirs):
     for name, error in errors.items():
         limit = LIMIT_DELTA if name == "d_delta" else LIMIT
         if not error <= limit:
-            sys.exit(f"compare_naive: {name} differs by {error:.2e} (relative L2), limit {limit:.0e}: nothing is reported")
+            sys.exit(f"compare_naive: {name} differs by {error:.2e} (relative L2), limit {limit:.0e}: no time is reported")
     return errors
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, size in (("B", 1), ("T", 2048), ("H", 4), ("K", 256), ("V", 256), ("M", 128)):
-        parser.add_argument(f"--{name}", type=int, default=size)
+        parser.add_argument(f"--{name}", type=int, default=size, help="size (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="runs of cyclic_flow; the loop runs once (default: %(default)s)")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build", help="folder of libcyfa_ops.so (default: build)")
-    parser.add_argument("--json", help="write the rows to this file, or with - to the standard output")
+    parser.add_argument("--json", help="write the rows as JSON to this file, or with - to the standard output")
     a = parser.parse_args()
 
     library = a.build / "libcyfa_ops.so"
     if not library.exists():
-        sys.exit(f"compare_naive: {library} is not there; run make build")
+        sys.exit(f"compare_naive: {library} does not exist; run make build")
     torch.ops.load_library(str(library))
     naive = load_naive(peer_folder(a.build))
     inputs, grad = make_inputs(a)
@@ -148,7 +148,8 @@ def write_rows(a, ours, theirs, errors):
     shape = {name: getattr(a, name) for name in "BTHKVM"}
     common = {"op": "cyclic_flow", "pass": "forward+backward", "dtype": "fp32", "device": "cpu", **shape}
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    about = {"threads": torch.get_num_threads(), "date": date, "machine": cpu_model(), "versions": {"torch": torch.__version__, "fla": "0.6.0"}}
+    about = {"threads": torch.get_num_threads(), "date": date, "machine": cpu_model(),
+             "versions": {"torch": torch.__version__, "fla": "0.6.0"}}
     rows = [
         {"impl": "cyfa", **common, "ms": ours * 1e3, "times_faster": theirs / ours, "check_rel_l2": errors, **about},
         {"impl": "flash-linear-attention naive_recurrent_cyfa", **common, "ms": theirs * 1e3, **about},

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Speed of `cyfa prepare` beside the SentencePiece Python package in one process, on the same .jsonl, in turns; and cyfa's memory at two
-sizes of input.
+"""Compares the speed of `cyfa prepare` with the SentencePiece Python package in one process, on the same .jsonl file in alternating rounds,
+and measures cyfa's peak memory at two input sizes.
 
-The text is that of ../shared/corpus where that folder is, otherwise the project's own sources and documents, repeated. The Python side is
-what a script would do: json.loads, encode, a numpy array to a file. The two have to give the same tokens before anything is timed. The
-tokenizer is build/tokenizer.model (make tokenizer) or the one named.
+The text is ../shared/corpus if that folder exists, otherwise the project's own sources and documents, repeated. The Python side does what a
+script would do: json.loads, encode, write a numpy array. Both must give the same tokens before anything is timed. The tokenizer is
+build/tokenizer.model (make tokenizer), or the one given.
 """
 
 import argparse
@@ -40,9 +40,10 @@ def texts():
             for line in process.stdout:
                 yield json.loads(line)["text"]
             return
-    files = [path for folder in ("cyfa", "apps", "tests", "docs") for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".h", ".cc", ".cu", ".md", ".py")]
+    files = [path for folder in ("cyfa", "apps", "tests", "docs") for path in sorted((ROOT / folder).rglob("*"))
+             if path.suffix in (".h", ".cc", ".cu", ".md", ".py")]
     number = 0
-    while True:  # a line of its own in each copy, so that no two are equal
+    while True:  # the number makes every copy different
         for path in files:
             yield f"{number}\n{path.read_text()}"
         number += 1
@@ -67,9 +68,10 @@ def python_prepare(processor, source, target):
 
 
 def cyfa_prepare(source, folder, tokenizer, threads):
-    """Seconds from start to end of the process, and its peak of memory in bytes."""
+    """Wall-clock seconds of the process, and its peak memory in bytes."""
     shutil.rmtree(folder, ignore_errors=True)
-    command = [str(ROOT / "build/cyfa"), "prepare", str(folder), str(source), "--tokenizer", str(tokenizer), "--threads", str(threads), "--quiet"]
+    command = [str(ROOT / "build/cyfa"), "prepare", str(folder), str(source), "--tokenizer", str(tokenizer),
+               "--threads", str(threads), "--quiet"]
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -86,14 +88,14 @@ def cyfa_tokens(folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", type=pathlib.Path, default=ROOT / "build/tokenizer.model")
-    parser.add_argument("--megabytes", type=float, default=30, help="text that is timed")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", default="", help="write the row to this file")
+    parser.add_argument("--tokenizer", type=pathlib.Path, default=ROOT / "build/tokenizer.model", help="default: build/tokenizer.model")
+    parser.add_argument("--megabytes", type=float, default=30, help="size of the timed text (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="timed runs of each (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of cyfa (default: %(default)s)")
+    parser.add_argument("--json", default="", help="write the row as JSON to this file")
     arguments = parser.parse_args()
     if not arguments.tokenizer.exists():
-        sys.exit(f"{arguments.tokenizer} is not there; `make tokenizer` fetches it")
+        sys.exit(f"{arguments.tokenizer} does not exist; `make tokenizer` downloads it")
     processor = sentencepiece().SentencePieceProcessor(model_file=str(arguments.tokenizer))
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -103,8 +105,8 @@ def main():
         python_prepare(processor, lines, folder / "python.tokens")
         cyfa_prepare(lines, folder / "out", arguments.tokenizer, arguments.threads)
         if cyfa_tokens(folder / "out") != (folder / "python.tokens").read_bytes():
-            sys.exit("the tokens of cyfa prepare are not those of the Python package")
-        print(f"check: {len(cyfa_tokens(folder / 'out')) // 2} tokens of {size * 1e-6:.1f} MB are the same")
+            sys.exit("cyfa prepare and the Python package give different tokens")
+        print(f"check: {len(cyfa_tokens(folder / 'out')) // 2} tokens of {size * 1e-6:.1f} MB agree")
 
         python, cyfa, one = [], [], []
         for _ in range(arguments.rounds):
@@ -117,14 +119,16 @@ def main():
         grown = write_lines(large, 8 * arguments.megabytes)
         big = cyfa_prepare(large, folder / "out", arguments.tokenizer, arguments.threads)[1]
 
-    rate = {name: size * 1e-6 / statistics.median(seconds) for name, seconds in (("python", python), ("cyfa", cyfa), ("cyfa, 1 thread", one))}
+    runs = {"python": python, "cyfa": cyfa, "cyfa, 1 thread": one}
+    rate = {name: size * 1e-6 / statistics.median(seconds) for name, seconds in runs.items()}
     row = {"impl": "cyfa prepare", "threads": arguments.threads, "text_mb": size * 1e-6, "mb_per_second": rate["cyfa"],
            "mb_per_second_1_thread": rate["cyfa, 1 thread"], "python_mb_per_second": rate["python"], "ratio": rate["cyfa"] / rate["python"],
            "peak_mb": small * 1e-6, "peak_mb_large": big * 1e-6, "large_text_mb": grown * 1e-6}
     for name, value in rate.items():
         print(f"{name:16} {value:7.2f} MB/s")
-    print(f"ratio to the Python package: {row['ratio']:.2f} (spread of cyfa {min(cyfa):.2f} .. {max(cyfa):.2f} s, of Python {min(python):.2f} .. {max(python):.2f} s)")
-    print(f"peak of memory: {small * 1e-6:.0f} MB for {size * 1e-6:.0f} MB of text, {big * 1e-6:.0f} MB for {grown * 1e-6:.0f} MB")
+    print(f"ratio to the Python package: {row['ratio']:.2f} (cyfa {min(cyfa):.2f} .. {max(cyfa):.2f} s, "
+          f"Python {min(python):.2f} .. {max(python):.2f} s)")
+    print(f"peak memory: {small * 1e-6:.0f} MB for {size * 1e-6:.0f} MB of text, {big * 1e-6:.0f} MB for {grown * 1e-6:.0f} MB")
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps([row]) + "\n")
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The operator on an NVIDIA GPU beside flash-linear-attention's Triton kernels, in one process and on the same inputs.
+"""Times the operator on an NVIDIA GPU beside flash-linear-attention's Triton kernels, in one process and on the same inputs.
 
-First both are checked against the reference in double precision, on a short case; a result that is far off ends the run. Then each is timed
-by CUDA events, with the L2 cache flushed before every call: forward, backward and decoding step, the latter also as one of many in a row. The GPU is kept busy while the host issues a
-call, as it is in a training step, so that ms is the GPU's time; host_ms is what the host took, for whoever runs the operator alone. Heads of other sizes, and operators of other
-methods, run for context. The peer's autotuning happens in its first call and is not timed. Rows go to bench/results/DATE-GPU.json.
+Both are first checked against the double-precision reference on a short case; a result that is far off ends the run. Then CUDA events time
+each of them, with the L2 cache flushed before every call: forward, backward, and the decode step, the latter also within a CUDA graph of
+many steps. The GPU is kept busy while the host issues a call, as in a training step, so that ms is GPU time; host_ms is the time the host
+takes, which matters to callers who run the operator alone. Other head sizes and other methods run for context. The peer autotunes in its
+first call, which is not timed. Rows go to bench/results/DATE-GPU.json.
 """
 
 import argparse
@@ -24,14 +25,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS = ["flash-linear-attention==0.6.0", "fla-core==0.6.0"]
 H, K, V, M = 4, 256, 256, 128  # a layer of the 400M model
 SHAPES = [(32, 2048), (8, 8192), (2, 32768)]
-OTHER_SIZES = [(16, 64, 64, 64), (8, 128, 128, 128), (4, 256, 256, 64), (4, 256, 256, 256)]  # H, K, V, M: as wide a layer of other heads
+OTHER_SIZES = [(16, 64, 64, 64), (8, 128, 128, 128), (4, 256, 256, 64), (4, 256, 256, 256)]  # H, K, V, M: other heads, same layer width
 STEP_BATCHES = [1, 16, 64, 256]
 NAMES = ["q", "k", "v", "log_alpha", "delta", "beta", "readout", "q_norm_weight", "k_norm_weight"]
-FAR_OFF = 0.1  # relative L2: not rounding
+FAR_OFF = 0.1  # relative L2 that rounding cannot explain
 EPS = 1e-6
 TFLOPS = 790e12  # dense bf16 products, as measured
-IN_A_ROW = 500 << 20  # bytes that steps in a row read and write, at least: ten times the L2 cache
-HEAD_START = 6_000_000  # cycles, some 3 ms: more than the slowest host here takes to issue a call
+IN_A_ROW = 500 << 20  # least bytes that the steps of one graph read and write: ten times the L2 cache
+HEAD_START = 6_000_000  # cycles that the GPU waits, about 3 ms: longer than the host takes to issue a call
 
 
 def say(text):
@@ -66,12 +67,13 @@ class Clock:
             host.append((time.perf_counter() - start) * 1e3)
             pair[1].record()
             events.append(pair)
-            torch.cuda.synchronize()  # or the next call's issue would be part of this one's wait for room in the queue
+            torch.cuda.synchronize()  # else the host would wait for room in the launch queue while it issues the next call
         ms = sorted(a.elapsed_time(b) for a, b in events)
-        return {"ms": statistics.median(ms), "ms_p10": ms[len(ms) // 10], "ms_p90": ms[len(ms) * 9 // 10], "host_ms": statistics.median(host)}
+        return {"ms": statistics.median(ms), "ms_p10": ms[len(ms) // 10], "ms_p90": ms[len(ms) * 9 // 10],
+                "host_ms": statistics.median(host)}
 
     def copy_speed(self):
-        """Bytes a second of a copy of 1 GiB, reads and writes counted."""
+        """Bytes per second of a copy of 1 GiB, counting reads and writes."""
         a = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
         b = torch.empty_like(a)
         return 2 * a.numel() / (self.time(lambda: b.copy_(a))["ms"] * 1e-3)
@@ -91,8 +93,9 @@ def make_inputs(B, T, sizes=(H, K, V, M), dtype=torch.bfloat16, device="cuda"):
 
 def cyfa(x, cu_seqlens=None, backend="auto"):
     places = [x[name] for name in NAMES[:7]]
-    return torch.ops.cyfa.cyclic_flow(*places, q_norm_weight=x["q_norm_weight"], k_norm_weight=x["k_norm_weight"], cu_seqlens=cu_seqlens, norm_eps=EPS,
-                                      final_state=False, backend=backend)[0]  # as the peer by default: training wants none
+    # No final state, which is the peer's default: training needs none.
+    return torch.ops.cyfa.cyclic_flow(*places, q_norm_weight=x["q_norm_weight"], k_norm_weight=x["k_norm_weight"], cu_seqlens=cu_seqlens,
+                                      norm_eps=EPS, final_state=False, backend=backend)[0]
 
 
 def fla(x, cu_seqlens=None):
@@ -109,7 +112,7 @@ def results(call, x, grad):
 
 
 def check(T):
-    """Errors of both against the reference, in bf16, on the same inputs."""
+    """Errors of both in bf16 against the reference, on the same inputs."""
     x = make_inputs(1, T)
     grad = torch.randn(1, T, H, V).to(x["v"].dtype).cuda()
     exact_x = {name: t.detach().double().cpu().requires_grad_() for name, t in x.items()}
@@ -120,12 +123,12 @@ def check(T):
         errors[impl] = {name: float((got[name].double().cpu() - e).norm() / e.norm()) for name, e in exact.items()}
         say(f"check T{T} {impl}: " + ", ".join(f"{name} {error:.4f}" for name, error in errors[impl].items()))
     if not max(errors["cyfa"].values()) < FAR_OFF:
-        sys.exit("gpu_bench: cyfa's results are not those of the reference; nothing is timed")
+        sys.exit("gpu_bench: cyfa's results differ from the reference; nothing is timed")
     return errors
 
 
 def time_op(clock, impl, op, shape, call, x, floors=(None, None)):
-    """Two rows, forward and backward, of call(x) -> o. peak_gib counts inputs, results and all that lives between."""
+    """Two rows, forward and backward, of call(x) -> o. peak_gib includes inputs, results and intermediate tensors."""
     rows = []
     try:
         torch.cuda.empty_cache()
@@ -143,25 +146,28 @@ def time_op(clock, impl, op, shape, call, x, floors=(None, None)):
         forward = clock.time(lambda: call(x))
         o = call(x)
         backward = clock.time(lambda: torch.autograd.grad(o, list(x.values()), grad, retain_graph=True))
-        for name, timing, peak, floor in (("forward", forward, peak_forward, floors[0]), ("backward", backward, peak_both, floors[1])):
+        passes = (("forward", forward, peak_forward, floors[0]), ("backward", backward, peak_both, floors[1]))
+        for name, timing, peak, floor in passes:
             rows.append({"impl": impl, "op": op, "pass": name, "dtype": "bf16", **shape, **timing, "peak_gib": peak / 2**30,
                          "floor_share": floor / (timing["ms"] * 1e-3) if floor else None})
-    except Exception as e:  # a peer that fails is a row too
+    except Exception as e:  # a peer's failure is reported as a row
         if impl == "cyfa":
             raise
         rows.append({"impl": impl, "op": op, "dtype": "bf16", **shape, "error": f"{type(e).__name__}: {e}"[:300]})
     for row in rows:
         of = "" if op != "cyclic_flow" or (row["H"], row["K"], row["M"]) == (H, K, M) else f" H{row['H']} K{row['K']} M{row['M']}"
-        say(f"{impl:6} {op:16} {row.get('pass', ''):8} B{row['B']} T{row['T']}{of}" + (f" packed x{row['sequences']}" if "sequences" in row else "") +
-            (f": {row['ms']:.3f} ms ({row['ms_p10']:.3f} .. {row['ms_p90']:.3f}), peak {row['peak_gib']:.2f} GiB" if "ms" in row else ": " + row["error"]))
+        of += f" packed x{row['sequences']}" if "sequences" in row else ""
+        result = (f"{row['ms']:.3f} ms ({row['ms_p10']:.3f} .. {row['ms_p90']:.3f}), peak {row['peak_gib']:.2f} GiB" if "ms" in row
+                  else row["error"])
+        say(f"{impl:6} {op:16} {row.get('pass', ''):8} B{row['B']} T{row['T']}{of}: {result}")
     return rows
 
 
 def floors(tokens, sizes, bandwidth):
-    """Seconds that no implementation can beat: everything read and written once, or the products of chunks of 64 tokens at full speed."""
+    """Lower bounds in seconds: all inputs read and outputs written once, or the products of chunks of 64 tokens at peak speed."""
     H, K, V, M = sizes
     units, C = tokens * H, 64
-    flops = 2 * (C * (K + V + 2 * M) + 2 * M * (K + V) + 2 * M * M)  # a token: pairs; reads of states, and writes; the readout
+    flops = 2 * (C * (K + V + 2 * M) + 2 * M * (K + V) + 2 * M * M)  # per token: within the chunk; state reads and writes; readout
     forward = max(2 * 2 * (K + V) * units / bandwidth, units * flops / TFLOPS)
     backward = max(2 * (4 * K + 3 * V) * units / bandwidth, units * 2.2 * flops / TFLOPS)
     return forward, backward
@@ -177,7 +183,7 @@ def lengths_of_mixed_documents(total):
 
 def operator_rows(clock, bandwidth, shapes, layers):
     for B, T in shapes:
-        for impl, call in (("cyfa", cyfa), ("fla", fla)):  # the peer may tune itself for minutes at sizes that it has not seen
+        for impl, call in (("cyfa", cyfa), ("fla", fla)):  # the peer autotunes at every new size
             for sizes in layers:
                 shape = {"B": B, "T": T, **dict(zip("HKVM", sizes))}
                 yield from time_op(clock, impl, "cyclic_flow", shape, call, make_inputs(B, T, sizes), floors(B * T, sizes, bandwidth))
@@ -189,13 +195,13 @@ def packed_rows(clock, bandwidth):
     cu = torch.tensor([0] + lengths).cumsum(0).cuda()
     x = make_inputs(1, 65536)
     for impl, call in (("cyfa", cyfa), ("fla", fla)):
-        yield from time_op(clock, impl, "cyclic_flow", {"B": 1, "T": 65536, **shape, "sequences": len(lengths)}, lambda y, f=call: f(y, cu), x,
-                        floors(65536, (H, K, V, M), bandwidth))
+        sizes = {"B": 1, "T": 65536, **shape, "sequences": len(lengths)}
+        yield from time_op(clock, impl, "cyclic_flow", sizes, lambda y, f=call: f(y, cu), x, floors(65536, (H, K, V, M), bandwidth))
 
 
 def step_rows(clock, bandwidth):
-    """Each once by itself, and as one of several in a row, each with states of its own that together outgrow the L2 cache, as a model's layers have
-    them. A copy of as many bytes by torch runs beside them: what a launch of that size can reach at all."""
+    """Times a step alone, and within a graph of several steps on different states, which together exceed the L2 cache like those of a
+    model's layers. A torch copy of as many bytes shows the speed that a launch of that size can reach."""
     for B in STEP_BATCHES:
         with torch.no_grad():
             x = {name: t.detach() for name, t in make_inputs(B, 1).items()}
@@ -204,9 +210,10 @@ def step_rows(clock, bandwidth):
             norms = {name: x[name] for name in NAMES[7:]}
             moved = B * H * M * (K + V) * 4 * 2
             layers = max(4, min(24, -(-IN_A_ROW // moved)))
-            states = [[torch.randn(B, H, K, M, device="cuda"), torch.randn(B, H, M, V, device="cuda"), torch.zeros(B, H, device="cuda", dtype=torch.float64)]
-                      for _ in range(layers)]
-            calls = {("cyfa", "cyclic_flow"): [lambda s=s: torch.ops.cyfa.cyclic_flow_step(*one, table, *s, **norms, norm_eps=EPS) for s in states]}
+            states = [[torch.randn(B, H, K, M, device="cuda"), torch.randn(B, H, M, V, device="cuda"),
+                       torch.zeros(B, H, device="cuda", dtype=torch.float64)] for _ in range(layers)]
+            step = torch.ops.cyfa.cyclic_flow_step
+            calls = {("cyfa", "cyclic_flow"): [lambda s=s: step(*one, table, *s, **norms, norm_eps=EPS) for s in states]}
             try:
                 calls["fla", "cyclic_flow"] = fla_steps(x, layers)
             except Exception as e:
@@ -216,13 +223,14 @@ def step_rows(clock, bandwidth):
             for (impl, op), steps in calls.items():
                 timing = clock.time(steps[0])
                 row = time_in_a_row(clock, steps)
-                say(f"{impl:6} {op} step B{B}: {timing['ms'] * 1e3:.1f} us, {moved / timing['ms'] * 1e-9:.2f} TB/s; in a row {row * 1e3:.1f} us, {moved / row * 1e-9:.2f} TB/s")
-                yield {"impl": impl, "op": op, "pass": "step", "dtype": "bf16", "B": B, "T": 1, "H": H, "K": K, "V": V, "M": M, **timing, "in_a_row_ms": row,
-                       "peak_gib": None, "floor_share": moved / bandwidth / (timing["ms"] * 1e-3)}
+                say(f"{impl:6} {op} step B{B}: {timing['ms'] * 1e3:.1f} us, {moved / timing['ms'] * 1e-9:.2f} TB/s; "
+                    f"in a graph {row * 1e3:.1f} us, {moved / row * 1e-9:.2f} TB/s")
+                yield {"impl": impl, "op": op, "pass": "step", "dtype": "bf16", "B": B, "T": 1, "H": H, "K": K, "V": V, "M": M, **timing,
+                       "in_a_row_ms": row, "peak_gib": None, "floor_share": moved / bandwidth / (timing["ms"] * 1e-3)}
 
 
 def time_in_a_row(clock, calls):
-    """A call's share of all of them as one CUDA graph, ms."""
+    """Milliseconds per call when all calls are one CUDA graph."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for call in calls:
@@ -242,7 +250,7 @@ def fla_steps(x, count):
 
 
 def context_rows(clock):
-    """Other methods at the state size of the same layer: gated slots and a gated delta rule by the peer, softmax attention by torch."""
+    """Other methods with the same layer's state size: the peer's gated slot attention and gated delta rule, torch's softmax attention."""
     for B, T in SHAPES[:2]:
         def rnd(*sizes):
             return torch.randn(*sizes, device="cuda", dtype=torch.bfloat16).requires_grad_()
@@ -260,16 +268,18 @@ def context_rows(clock):
         yield from time_op(clock, "fla", "gsa", {**shape, "M": M}, lambda x: chunk_gsa(**x)[0], {**qkv, **gates})
         g = F.logsigmoid(torch.randn(B, T, H, 256, device="cuda")).bfloat16().requires_grad_()
         beta = torch.sigmoid(torch.randn(B, T, H, device="cuda")).bfloat16().requires_grad_()
-        yield from time_op(clock, "fla", "kda", {**shape, "M": None}, lambda x: chunk_kda(**x, use_qk_l2norm_in_kernel=True)[0], {**qkv, "g": g, "beta": beta})
+        yield from time_op(clock, "fla", "kda", {**shape, "M": None}, lambda x: chunk_kda(**x, use_qk_l2norm_in_kernel=True)[0],
+                           {**qkv, "g": g, "beta": beta})
         heads = {name: rnd(B, 16, T, 64) for name in ("query", "key", "value")}
         yield from time_op(clock, "torch", "sdpa", {"B": B, "T": T, "H": 16, "K": 64, "V": 64, "M": None},
-                        lambda x: F.scaled_dot_product_attention(**x, is_causal=True), heads)
+                           lambda x: F.scaled_dot_product_attention(**x, is_causal=True), heads)
 
 
 def gpu_facts():
     query = "name,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,driver_version"
     try:
-        values = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], check=True, capture_output=True, text=True).stdout
+        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+        values = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         name, *clocks, driver = [v.strip() for v in values.splitlines()[0].split(",")]
         return name, dict(zip(("sm", "mem", "max_sm", "max_mem"), clocks)), driver
     except (OSError, subprocess.CalledProcessError):
@@ -278,26 +288,29 @@ def gpu_facts():
 
 def commit():
     try:
-        return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+        command = ["git", "describe", "--always", "--dirty"]
+        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", type=pathlib.Path, default=ROOT / "build-cuda/libcyfa_ops.so", help="the ops as torch loads them")
-    parser.add_argument("--peers", type=pathlib.Path, default=ROOT / "build-cuda/peers", help="folder of the package fla; downloaded if it is not there")
-    parser.add_argument("--repeats", type=int, default=30, help="timed calls each (default: %(default)s)")
+    parser.add_argument("--library", type=pathlib.Path, default=ROOT / "build-cuda/libcyfa_ops.so",
+                        help="library of the ops (default: build-cuda/libcyfa_ops.so)")
+    parser.add_argument("--peers", type=pathlib.Path, default=ROOT / "build-cuda/peers",
+                        help="folder of the package fla, downloaded if it is missing (default: build-cuda/peers)")
+    parser.add_argument("--repeats", type=int, default=30, help="timed calls of each kind (default: %(default)s)")
     names = ["check", "op", "packed", "step", "sizes", "context"]
     parser.add_argument("--only", nargs="*", choices=names, default=names, help="parts to run (default: all)")
-    parser.add_argument("--add", action="store_true", help="keep what the file has of other parts, if it is of the same commit and GPU")
-    parser.add_argument("--commit", default="", help="what the library was built from, where git cannot say")
-    parser.add_argument("--json", type=pathlib.Path, help="the file to write (default: bench/results/DATE-GPU.json)")
+    parser.add_argument("--add", action="store_true", help="keep the file's rows of other parts; they must be of the same commit and GPU")
+    parser.add_argument("--commit", default="", help="commit of the library (default: asks git)")
+    parser.add_argument("--json", type=pathlib.Path, help="file to write (default: bench/results/DATE-GPU.json)")
     a = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("gpu_bench: torch sees no GPU here")
     if not a.library.exists():
-        sys.exit(f"gpu_bench: {a.library} is not there; make gpu-bench builds it")
+        sys.exit(f"gpu_bench: {a.library} does not exist; make gpu-bench builds it")
     torch.ops.load_library(str(a.library))
     find_peer(a.peers)
     name, clocks, driver = gpu_facts()
@@ -305,8 +318,9 @@ def main():
     bandwidth = clock.copy_speed()
     say(f"{name}: a copy moves {bandwidth * 1e-12:.2f} TB/s")
     report = {
-        "commit": a.commit or commit(), "date": datetime.date.today().isoformat(), "gpu": name, "clocks": clocks, "copy_tb_s": bandwidth * 1e-12,
-        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": driver, "fla": "0.6.0"}, "errors": {}, "rows": [],
+        "commit": a.commit or commit(), "date": datetime.date.today().isoformat(), "gpu": name, "clocks": clocks,
+        "copy_tb_s": bandwidth * 1e-12, "errors": {}, "rows": [],
+        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "driver": driver, "fla": "0.6.0"},
     }
     short = re.sub(r"[^A-Za-z0-9]+", "-", name.replace("NVIDIA", "").strip())
     path = a.json or ROOT / f"bench/results/{report['date']}-{short}.json"
@@ -314,17 +328,21 @@ def main():
     if a.add and path.exists():
         before = json.loads(path.read_text())
         if any(before[key] != report[key] for key in ("commit", "gpu")):
-            sys.exit(f"gpu_bench: {path} is of commit {before['commit']} on {before['gpu']}, which cannot be added to")
+            sys.exit(f"gpu_bench: {path} holds commit {before['commit']} on {before['gpu']}; --add needs the same commit and GPU")
         report.update(errors=before["errors"], rows=before["rows"])
     if "check" in a.only:
         report["errors"] = {f"T{T}": check(T) for T in (512, 1024)}
-    parts = {"op": lambda: operator_rows(clock, bandwidth, SHAPES, [(H, K, V, M)]), "packed": lambda: packed_rows(clock, bandwidth), "step": lambda: step_rows(clock, bandwidth),
-             "sizes": lambda: operator_rows(clock, bandwidth, SHAPES[:1], OTHER_SIZES), "context": lambda: context_rows(clock)}
-    same = lambda x, y: all(x.get(key) == y.get(key) for key in ("impl", "op", "pass", "B", "T", "H", "K", "M", "sequences"))  # noqa: E731
+    parts = {"op": lambda: operator_rows(clock, bandwidth, SHAPES, [(H, K, V, M)]),
+             "packed": lambda: packed_rows(clock, bandwidth),
+             "step": lambda: step_rows(clock, bandwidth),
+             "sizes": lambda: operator_rows(clock, bandwidth, SHAPES[:1], OTHER_SIZES),
+             "context": lambda: context_rows(clock)}
+    keys = ("impl", "op", "pass", "B", "T", "H", "K", "M", "sequences")
+    same = lambda x, y: all(x.get(key) == y.get(key) for key in keys)  # noqa: E731
     for part in (p for p in parts if p in a.only):
         for row in parts[part]():
             report["rows"] = [r for r in report["rows"] if not same(r, row)] + [row]
-            path.write_text(json.dumps(report, indent=1) + "\n")  # what is there is not lost if the rest is interrupted
+            path.write_text(json.dumps(report, indent=1) + "\n")  # keeps the rows if the rest is interrupted
     say(f"{len(report['rows'])} rows in {path}")
 
 

@@ -18,7 +18,7 @@ COLUMNS = 140  # the widest line of the page
 
 
 def rows(program, *arguments):
-    return json.loads(subprocess.run([program, "models", "--json", *arguments], check=True, capture_output=True, text=True).stdout)
+    return json.loads(subprocess.run([program, "models", *arguments, "--json"], check=True, capture_output=True, text=True).stdout)
 
 
 def table(head, lines):

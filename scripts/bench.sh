@@ -1,5 +1,5 @@
 #!/bin/bash
-# Speed and memory of the operators and the models on this CPU; every row goes to build/bench.json.
+# Measures speed and memory of the operators and the models on this CPU. All rows go to build/bench.json.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 parts=build/bench
@@ -10,17 +10,17 @@ step() { printf '\n== %s\n' "$*"; }
 
 step "cyclic_flow: forward and backward, one layer of the 400M model"
 build/cyfa bench op --pass both --json "$parts/cyclic_flow.json"
-step "scalar_gated_la: the pass that cyclic_flow makes twice"
+step "scalar_gated_la: the recurrence that cyclic_flow runs twice"
 build/cyfa bench op --op scalar_gated_la --pass both --json "$parts/scalar_gated_la.json"
-step "decoding step, 64 sequences"
+step "decode step, 64 sequences"
 build/cyfa bench op --op step --json "$parts/step.json"
-step "scaling with the length"
+step "scaling with the sequence length"
 build/cyfa bench op --scaling --json "$parts/scaling.json"
-step "beside a token loop in plain PyTorch (flash-linear-attention's naive_recurrent_cyfa)"
+step "cyclic_flow beside a token loop in plain PyTorch (flash-linear-attention's naive_recurrent_cyfa)"
 "$PYTHON" bench/compare_naive.py --json "$parts/compare_naive.json"
-step "decoding with the 400M model in bf16, beside a reading of its weights"
+step "decoding with the 400M model in bf16, beside a plain read of its weights"
 build/cyfa bench decode configs/cyfa-400m.json --B 1 8 --json "$parts/decode.json"
-step "the same beside Hugging Face's LLaMA of that size"
+step "the same beside a Hugging Face LLaMA of that size"
 "$PYTHON" bench/compare_llama_decode.py --json "$parts/compare_llama_decode.json"
 step "loading a 1.4B checkpoint"
 build/cyfa init configs/cyfa-1.4b.json "$parts/1.4b" --dtype bf16

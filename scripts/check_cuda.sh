@@ -1,6 +1,6 @@
 #!/bin/bash
-# Compiles every CUDA source for sm_90a, on any machine with nvcc, and prints what each kernel takes. Fails on a warning and on a
-# spilled register.
+# Compiles every CUDA source for sm_90a, on any machine with nvcc, and prints each kernel's registers, shared memory and stack. Warnings and
+# register spills are errors.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,7 +16,7 @@ fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 compiler=nvcc
-if command -v ccache > /dev/null; then compiler="ccache nvcc"; fi  # what the compiler says of a source is kept with its object
+if command -v ccache > /dev/null; then compiler="ccache nvcc"; fi  # the cache also keeps the compiler's messages
 flags=$(< cmake/cuda_flags.txt)
 export folder compiler flags
 
@@ -24,7 +24,7 @@ place_of() { echo "$folder/${1//\//_}"; }
 compile() {
   local place
   place=$(place_of "$1")
-  # shellcheck disable=SC2086  # words, both
+  # shellcheck disable=SC2086  # both are lists of words
   $compiler $flags -gencode arch=compute_90a,code=sm_90a -Xptxas -v -I. -c "$1" -o "$place.o" > "$place.log" 2>&1 || touch "$place.failed"
 }
 export -f compile place_of
@@ -41,7 +41,7 @@ for source in "${sources[@]}"; do
     continue
   fi
   grep -vE '^(ptxas|nvcc) info|bytes stack frame|^ *$' "$log" || true
-  # "Function properties" and "Used" of a kernel come in either order behind its "Compiling entry function" line.
+  # After a kernel's "Compiling entry function" line, "Function properties" and "Used" come in either order.
   awk -v source="$source" '
     function flush_kernel() {
       if (name == "") return
@@ -61,7 +61,7 @@ for source in "${sources[@]}"; do
     short=$(c++filt "$name" | sed -E 's/\(anonymous namespace\):://g; s/^void //; s/\(.*//')
     printf '%-72s %9s %7s %7s %7s\n' "${short:0:72}" "$registers" "$smem" "$stack" "$spills"
     if [[ $spills -ne 0 ]]; then
-      echo "FAILED: $short of $source spills $spills bytes"
+      echo "FAILED: $short in $source spills $spills bytes"
       failed=1
     fi
   done < "$folder/table"

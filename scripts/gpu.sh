@@ -1,18 +1,18 @@
 #!/bin/bash
-# scripts/gpu.sh test|bench: builds with CUDA into build-cuda and runs the GPU's tests or the operator's benchmark.
+# scripts/gpu.sh test|bench: builds with CUDA into build-cuda and runs the GPU tests or the operator's benchmark.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:?test or bench}
 
 stop() { echo "make gpu-$what: $*" >&2; exit 1; }
 
-nvidia-smi -L > /dev/null 2>&1 || stop "no NVIDIA GPU is visible here (nvidia-smi -L fails); run this on a machine that has one"
+nvidia-smi -L > /dev/null 2>&1 || stop "nvidia-smi -L finds no NVIDIA GPU; run this on a machine that has one"
 command -v nvcc > /dev/null || stop "nvcc is not on the PATH; install the CUDA toolkit, 13.0 or later"
 if [[ -z ${CYFA_TORCH_DIR:-} ]]; then
   CYFA_TORCH_DIR=$(python3 -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])' 2>/dev/null || true)
 fi
 [[ -e $CYFA_TORCH_DIR/lib/libtorch_cuda.so ]] ||
-  stop "set CYFA_TORCH_DIR to the folder of a CUDA build of torch (it holds lib/libtorch_cuda.so)"
+  stop "set CYFA_TORCH_DIR to the folder of a CUDA build of torch (it has lib/libtorch_cuda.so)"
 export CYFA_TORCH_DIR
 
 echo "== building with CUDA against $CYFA_TORCH_DIR"
@@ -26,12 +26,12 @@ case $what in
     sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$(command -v nvcc)")/compute-sanitizer")
     if [[ -x $sanitizer ]]; then
       small='Gpu.HopperBackwardOfOne*:Gpu.EqualRuns*:GpuDecode.AMixerInOneLaunch*'
-      echo "== memcheck and racecheck on small cases (some four minutes)"
-      "$sanitizer" --tool memcheck --error-exitcode 1 build-cuda/tests_gpu \
-        --gtest_filter="$small:GpuDecode.FewRows*:GpuDecode.Products*:GpuDecode.ASequence*:GpuDecode.AReplayed*:GpuDecode.SomeRows*:Gpu.StepsOf*"
+      more='GpuDecode.FewRows*:GpuDecode.Products*:GpuDecode.ASequence*:GpuDecode.AReplayed*:GpuDecode.SomeRows*:Gpu.StepsOf*'
+      echo "== memcheck and racecheck on small cases (about four minutes)"
+      "$sanitizer" --tool memcheck --error-exitcode 1 build-cuda/tests_gpu --gtest_filter="$small:$more"
       "$sanitizer" --tool racecheck --error-exitcode 1 build-cuda/tests_gpu --gtest_filter="$small:GpuDecode.ProductsOfSome*"
     else
-      echo "== SKIPPED: memcheck and racecheck (compute-sanitizer is not there; it comes with the CUDA toolkit)"
+      echo "== SKIPPED: memcheck and racecheck (compute-sanitizer is not installed; it comes with the CUDA toolkit)"
     fi
     build-cuda/cyfa doctor
     ;;
@@ -40,5 +40,5 @@ case $what in
     "${PYTHON:-python3}" bench/gpu_bench.py "$@"
     "${PYTHON:-python3}" scripts/benchmarks_doc.py
     ;;
-  *) stop "unknown; wanted test or bench" ;;
+  *) stop "unknown argument; wanted test or bench" ;;
 esac

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Trains every mixer at a few million parameters on the same byte-level text and prints a table: parameters, state, final loss, tokens a second.
+"""Trains every mixer at a few million parameters on the same bytes; prints a table of parameters, state, final loss and tokens per second.
 
     scripts/parity.py [--text FILE] [--steps N] [--out DIR] [CONFIG ...]
 
-Configs are those of configs/parity, all of one width and depth and, but for the Transformer, of one state size. Every run has the recipe of
-recipes/bytes.toml with a shorter context and the same seed, so that each sees the same batches in the same order; on a CPU a run repeats bit for bit (--twice checks
-that). Exit status: 0 done, 1 a loss that is not finite, does not fall or does not repeat.
+The configs are those in configs/parity: the same width and depth and, except for the Transformer, the same state size. Every run uses
+recipes/bytes.toml with a shorter context and the same seed, and thus sees the same batches in the same order. On a CPU a run can be
+repeated bit for bit (--twice checks that). Exit status: 0 done, 1 a loss is not finite, does not fall or does not repeat.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def run(*command):
 
 
 def project_text(path):
-    """A text that is always there: the project's own documents and sources."""
+    """Writes the project's own documents and sources to `path`."""
     files = [p for folder in ("docs", "cyfa", "apps") for kind in ("*.md", "*.h", "*.cc") for p in (ROOT / folder).rglob(kind)]
     path.write_bytes(b"".join(p.read_bytes() for p in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(files)]))
     return path
@@ -33,19 +33,21 @@ def project_text(path):
 
 def train(config, data, folder, arguments):
     shutil.rmtree(folder, ignore_errors=True)
-    settings = [f"model={config}", f"data={data}", f"steps={arguments.steps}", f"warmup={max(1, arguments.steps // 10)}", "context=128", "log_every=1"]
+    settings = [f"model={config}", f"data={data}", f"steps={arguments.steps}", f"warmup={max(1, arguments.steps // 10)}", "context=128",
+                "log_every=1"]
     run(CYFA, "train", folder, "-q", "-r", "recipes/bytes.toml", *settings, *arguments.set)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("configs", nargs="*", type=pathlib.Path, help="config files; absent: all of configs/parity")
-    parser.add_argument("--text", type=pathlib.Path, help="a text to train on; absent: the project's own documents and sources")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "parity", help="runs and table.json go there")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="other values of the recipe")
-    parser.add_argument("--twice", action="store_true", help="train everything a second time and compare the losses bit for bit")
+    parser.add_argument("configs", nargs="*", type=pathlib.Path, help="config files (default: all in configs/parity)")
+    parser.add_argument("--text", type=pathlib.Path, help="text to train on (default: the project's own documents and sources)")
+    parser.add_argument("--steps", type=int, default=300, help="training steps (default: %(default)s)")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "parity",
+                        help="folder for the runs and table.json (default: build/parity)")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="recipe values to change")
+    parser.add_argument("--twice", action="store_true", help="train everything twice and compare the losses bit for bit")
     arguments = parser.parse_args()
     configs = [c.resolve() for c in arguments.configs] or sorted((ROOT / "configs" / "parity").glob("*.json"))
     arguments.out = arguments.out.resolve()
@@ -54,7 +56,8 @@ def main():
     data = arguments.out / "data"
     shutil.rmtree(data, ignore_errors=True)
     run(CYFA, "prepare", data, text, "--tokenizer", "bytes", "-q")
-    facts = {r["config"]: r for r in json.loads(subprocess.run([str(CYFA), "models", "--json", *map(str, configs)], check=True, capture_output=True).stdout)}
+    listed = subprocess.run([str(CYFA), "models", *map(str, configs), "--json"], check=True, capture_output=True).stdout
+    facts = {row["config"]: row for row in json.loads(listed)}
 
     print(f"{'config':<14} {'parameters':>11} {'state/layer':>12} {'first loss':>11} {'final loss':>11} {'tokens/s':>9}")
     rows, failed = [], False
@@ -62,18 +65,19 @@ def main():
         name = config.stem
         curve = train(config, data, arguments.out / "runs" / name, arguments)
         losses = [row["loss"] for row in curve if "loss" in row]
-        final = sum(losses[-20:]) / len(losses[-20:])  # a single batch says little
+        final = sum(losses[-20:]) / len(losses[-20:])  # the loss of a single batch is noisy
         verdict = "" if math.isfinite(final) and final < losses[0] else "  does not fall"
         if arguments.twice:
             again = train(config, data, arguments.out / "runs" / (name + "-again"), arguments)
             verdict += "" if [row.get("loss") for row in again] == [row.get("loss") for row in curve] else "  does not repeat"
         failed = failed or bool(verdict)
         speed = sorted(row["tokens_per_s"] for row in curve if "tokens_per_s" in row)
-        row = {"config": name, "parameters": facts[name]["parameters"], "state": facts[name]["state_scalars_per_layer"], "first_loss": losses[0],
-               "final_loss": final, "tokens_per_s": speed[len(speed) // 2]}
+        row = {"config": name, "parameters": facts[name]["parameters"], "state": facts[name]["state_scalars_per_layer"],
+               "first_loss": losses[0], "final_loss": final, "tokens_per_s": speed[len(speed) // 2]}
         rows.append(row)
         state = f"{row['state']:,}" if row["state"] else "grows"
-        print(f"{name:<14} {row['parameters']:>11,} {state:>12} {losses[0]:>11.3f} {final:>11.3f} {row['tokens_per_s']:>9.0f}{verdict}", flush=True)
+        print(f"{name:<14} {row['parameters']:>11,} {state:>12} {losses[0]:>11.3f} {final:>11.3f} {row['tokens_per_s']:>9.0f}{verdict}",
+              flush=True)
     (arguments.out / "table.json").write_text(json.dumps(rows, indent=1) + "\n")
     return 1 if failed else 0
 

@@ -1,10 +1,10 @@
 #!/bin/bash
-# Installs what the build needs and is not here yet: system packages by apt, and .venv with the pinned torch. A second run finds
-# everything in place and touches no network.
-#   scripts/setup.sh               what building and testing need
-#   scripts/setup.sh clang-format  one more command, by the name of its package
-# CYFA_TORCH_DIR names the folder of a torch package to use instead of .venv; CYFA_PIP_ARGS goes to pip (for example an index of
-# CPU-only wheels, which are a tenth of the size).
+# Installs what the build needs and this machine lacks: system packages with apt, and the pinned torch into .venv. If nothing is missing, it
+# does not use the network.
+#   scripts/setup.sh               everything that building and running the tests needs
+#   scripts/setup.sh clang-format  another command, from the Debian package of the same name (`make test`, `make format`, `make lint`)
+# CYFA_TORCH_DIR names the folder of a torch package to use in place of .venv. CYFA_PIP_ARGS is passed to pip, for example an index of
+# CPU-only wheels, which are a tenth of the size.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -41,10 +41,10 @@ else
 fi
 
 if [[ ${#missing[@]} -gt 0 ]]; then
-  command -v apt-get > /dev/null || stop "this system has no apt-get; please install what these Debian packages hold: ${missing[*]}"
+  command -v apt-get > /dev/null || stop "this system has no apt-get; please install the equivalents of the Debian packages ${missing[*]}"
   sudo=()
   if [[ $(id -u) -ne 0 ]]; then
-    command -v sudo > /dev/null || stop "not root, and no sudo; please install: apt-get install ${missing[*]}"
+    command -v sudo > /dev/null || stop "not root, and sudo is missing; please run as root: apt-get install ${missing[*]}"
     sudo=(sudo)
   fi
   say "installing ${missing[*]}"
@@ -56,21 +56,21 @@ fi
 header=include/torch/csrc/api/include/torch/torch.h
 if [[ -n ${CYFA_TORCH_DIR:-} ]]; then
   [[ -e $CYFA_TORCH_DIR/$header ]] ||
-    stop "CYFA_TORCH_DIR is $CYFA_TORCH_DIR, which holds no $header; wanted the folder of the Python package torch"
+    stop "CYFA_TORCH_DIR is $CYFA_TORCH_DIR, which has no $header; it must be the folder of the Python package torch"
   say "torch: $CYFA_TORCH_DIR (CYFA_TORCH_DIR)"
   exit 0
 fi
 
-# What pip would install, found without asking pip: it would ask the network.
+# Reads the installed versions from files, since pip would use the network.
 wanted=$(sed -n 's/^torch==//p' scripts/requirements.txt)
 installed=$(sed -n "s/^__version__ = '\([0-9.]*\).*/\1/p" .venv/lib/python3*/site-packages/torch/version.py 2>/dev/null || true)
 if [[ $installed != "$wanted" ]] || ! compgen -G '.venv/lib/python3*/site-packages/numpy/version.py' > /dev/null; then
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-    stop "$(python3 --version) is too old for torch $wanted; wanted 3.10 or later"
+    stop "$(python3 --version) is too old for torch $wanted, which needs Python 3.10 or later"
   [[ -x .venv/bin/python ]] || python3 -m venv .venv
-  say "installing torch $wanted into .venv (a large download: this can take some minutes)"
+  say "installing torch $wanted into .venv (a large download, which can take some minutes)"
   # shellcheck disable=SC2086  # CYFA_PIP_ARGS is a list of words
   .venv/bin/python -m pip install --quiet --disable-pip-version-check ${CYFA_PIP_ARGS:-} -r scripts/requirements.txt
 fi
-.venv/bin/python -W ignore -c 'import torch' || stop "torch was installed into .venv, but cannot be imported"
+.venv/bin/python -W ignore -c 'import torch' || stop "torch is installed in .venv but cannot be imported"
 say "set-up is complete (torch $wanted in .venv)"

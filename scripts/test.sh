@@ -1,17 +1,21 @@
 #!/bin/bash
-# All tests of a release build, the tests under the sanitizers, and the CUDA compile check. CYFA_TEST_FAST=1 leaves out the second.
+# The format check, all tests of the release build, the tests under the sanitizers, and the CUDA compile check. CYFA_TEST_FAST=1 skips the
+# sanitizers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-2}
 
-# Tests run side by side: threads that wait should sleep, not spin.
+# Tests run in parallel, so threads that wait should sleep, not spin.
 export OMP_WAIT_POLICY=passive
 
 step() { printf '\n== %s\n' "$*"; }
 
+step "format"
+scripts/check_format.sh
+
 step "tests (release build)"
 ctest --test-dir build --output-on-failure -j "$jobs" -LE gpu --no-tests=error
-# ctest hides what passing programs print: what they skipped, and why.
+# ctest hides the output of passing programs: print what they skipped, and why.
 awk '/: Skipped$/ { getline; print "SKIPPED: " $0 } /^SKIPPED: |\(skipped=/' build/Testing/Temporary/LastTest.log | sort | uniq -c
 
 if [[ -z ${CYFA_TEST_FAST:-} ]]; then

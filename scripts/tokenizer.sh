@@ -1,6 +1,6 @@
 #!/bin/bash
-# Fetches the SentencePiece model of Mistral 7B (32,000 pieces; Apache 2.0), which the paper's models use, to build/tokenizer.model. It is
-# taken from the Python package mistral-common, whose code is not needed. A second run finds the file in place and touches no network.
+# Downloads the SentencePiece model of Mistral 7B (32,000 pieces; Apache 2.0), which the paper's models use, to build/tokenizer.model. It
+# comes from the Python package mistral-common, whose code is not used. If the file exists, nothing is downloaded.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,7 +9,7 @@ member=mistral_common/data/tokenizer.model.v1
 pieces_begin="3c756e6b3e"  # "<unk>", the first piece of the model
 
 if [[ -s $target ]]; then
-  echo "== $target is there"
+  echo "== $target exists"
   exit 0
 fi
 python=${PYTHON:-.venv/bin/python}
@@ -28,7 +28,7 @@ folder, member, target, begin = sys.argv[1:]
 (wheel,) = glob.glob(folder + "/*.whl")
 with zipfile.ZipFile(wheel) as package:
     if member not in package.namelist():
-        sys.exit(f"tokenizer.sh: {wheel} holds no {member}; another version of mistral-common may")
+        sys.exit(f"tokenizer.sh: {wheel} has no {member}; try another version of mistral-common")
     model = package.read(member)
 if bytes.fromhex(begin) not in model[:32]:
     sys.exit(f"tokenizer.sh: {member} is not a SentencePiece model")

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The cyfa program from outside: output, exit statuses, files. Usage: cli_test.py PROGRAM [unittest arguments]"""
+"""Tests the cyfa program from outside: output, exit statuses, files. Usage: cli_test.py PROGRAM [unittest arguments]"""
 
 import json
 import pathlib
 import random
+import re
 import resource
 import shutil
 import signal
@@ -31,7 +32,7 @@ def run(*arguments, timeout=300):
 
 
 class Vectors:
-    """A safetensors file taken apart, to be changed and put together again."""
+    """A safetensors file as a dictionary of tensors that can be changed and written again."""
 
     def __init__(self, path):
         data = pathlib.Path(path).read_bytes()
@@ -86,13 +87,15 @@ class CliTest(unittest.TestCase):
 
 class General(CliTest):
     def test_help_and_version(self):
-        for words in (["--help"], ["doctor", "--help"], ["verify", "op", "--help"], ["bench", "op", "--help"], ["show", "clock", "--help"],
-                      ["models", "--help"], ["init", "--help"], ["generate", "--help"], ["verify", "model", "--help"], ["bench", "decode", "--help"],
-                      ["bench", "load", "--help"], ["prepare", "--help"]):
-            result = run(*words)
+        for command in ("", "doctor", "verify op", "verify model", "bench op", "bench decode", "bench train", "bench load", "bench state",
+                        "show clock", "models", "init", "generate", "prepare", "train", "demo recall"):
+            result = run(*command.split(), "--help")
             self.check(result, 0)
             self.assertIn("Usage:", result.stdout)
-        self.assertIn("Examples:", run("--help").stdout)
+            self.assertIn("Exit status:", result.stdout)
+            self.assertEqual("Examples:" in result.stdout, command == "", command)
+            self.assertLessEqual(max(map(len, result.stdout.splitlines())), 140, command)
+        self.assertIn("3 stopped by a signal", run("train", "--help").stdout)
         self.assertRegex(run("--version").stdout, r"^cyfa \d+\.\d+\.\d+\n$")
 
     def test_bad_options_are_explained(self):
@@ -109,11 +112,42 @@ class General(CliTest):
         self.check_error(run("verify", "op", "x", "--limit", "-1"), "--limit")
         self.check(run(), 2)
 
+    def test_shared_options_are_the_same_everywhere(self):
+        """An option that several commands have has one help text; --dtype names what it is the type of."""
+        texts = {}
+        for command in ("doctor", "verify op", "verify model", "bench op", "bench decode", "bench train", "bench load", "bench state",
+                        "models", "init", "generate", "prepare"):
+            help_text = run(*command.split(), "--help").stdout
+            for option in ("--json", "--device", "--threads", "--repeats", "--dtype"):
+                words = re.search(rf"^  {option} .*\n(?:      .*\n)*", help_text, re.MULTILINE)
+                if words:
+                    text = re.sub(r" \[default: .*?\]|: fp32.*", "", " ".join(words[0].split()))
+                    texts.setdefault(option, set()).add(re.sub(r"(type of) .*", r"\1", text))
+        self.assertEqual({option: len(found) for option, found in texts.items()}, dict.fromkeys(texts, 1), texts)
+        self.assertEqual(len(texts), 5)
+
+    def test_json(self):
+        """`--json` and `--json -` print rows in place of the text; `--json FILE` writes them as well; nothing else is overwritten."""
+        config = ROOT / "configs/cyfa-400m.json"
+        rows = json.loads(run("models", config, "--json").stdout)
+        self.assertEqual(json.loads(run("models", "--json", "-", config).stdout), rows)
+        path = self.folder / "rows.json"
+        for words in (["--json", path], [f"--json={path}"]):  # the second replaces the first one's rows
+            result = run("models", config, *words)
+            self.check(result, 0)
+            self.assertIn("cyfa-400m ", result.stdout)
+            self.assertEqual(json.loads(path.read_text()), rows)
+        copy = self.folder / "config.json"
+        shutil.copy(config, copy)
+        self.check_error(run("models", "--json", copy), "config.json", "not overwritten")
+        self.assertEqual(copy.read_bytes(), config.read_bytes())
+        self.check_error(run("models", "--json", self.folder), "not overwritten")
+
     def test_doctor(self):
         result = run("doctor")
         self.check(result, 0)
         self.assertIn("healthy", result.stdout)
-        report = json.loads(run("doctor", "--json").stdout)
+        (report,) = json.loads(run("doctor", "--json").stdout)
         self.assertTrue(report["healthy"])
         backends = {(b["op"], b["backend"]): b for b in report["backends"] if b["device"] == "cpu"}
         self.assertTrue(backends["cyclic_flow", "portable"]["available"])
@@ -218,7 +252,7 @@ class Verify(CliTest):
             self.assertIn(f"{path}: ", result.stderr)
 
     def test_mutated_files_never_crash(self):
-        """Some mutations are harmless (a byte of the source note), so any status will do; a signal or a hang will not."""
+        """Some mutations are harmless (a byte of the metadata), so any exit status is accepted, but no signal and no hang."""
         draw = random.Random(20240229)
         words = [b"0", b"1", b"9", b"-1", b"1e9", b"4611686018427387904", b"F64", b"I8", b"BF16", b"q", b"{", b"]", b"null", b"\xff", b'"']
         paths = []
@@ -421,15 +455,15 @@ class Generate(CliTest):
         bad.write_bytes(bytes(range(256)) * 20)  # longer than the context, and no UTF-8
         result = run("generate", self.model, "--prompt-file", bad, "-n", "3")
         self.check(result, 0)
-        self.assertIn("was trained on 2048", result.stderr)
+        self.assertIn("was trained on sequences of 2048", result.stderr)
         self.assertEqual(self.rows("--prompt-file", bad, "-n", "1")[0]["prompt_tokens"], 5121)
         self.check_error(run("generate", self.model, "--no-bos"), "no tokens")
         self.check_error(run("generate", self.model, "--prompt-file", self.folder / "absent"), "absent")
         self.assertEqual(len(self.rows("-n", "4", "--ignore-eos")[0]["ids"]), 4)
 
     def test_bad_options(self):
-        for words in (["-t", "-1"], ["--top-p", "0"], ["--min-p", "2"], ["--repetition-penalty", "0"], ["-n", "-3"], ["--tokenizer", "absent.model"],
-                      ["--dtype", "int4"]):
+        for words in (["-t", "-1"], ["--top-p", "0"], ["--min-p", "2"], ["--repetition-penalty", "0"], ["-n", "-3"],
+                      ["--tokenizer", "absent.model"], ["--dtype", "int4"]):
             self.check_error(run("generate", self.model, "-p", "x", *words))
         self.check_error(run("generate", self.folder / "absent"), "absent")
         (self.model / "model.safetensors").write_bytes(b"\x10")
@@ -455,10 +489,41 @@ class Generate(CliTest):
             self.assertEqual((stopped["finish"], stopped["text"]), ("stop", row["text"][: row["text"].index(seen)]))
 
     def test_bench(self):
-        rows = json.loads(run("bench", "decode", self.model, "--B", "1", "3", "--repeats", "2", "--dtype", "fp32", "--json", "-").stdout)
-        self.assertEqual([row["B"] for row in rows], [1, 3])
+        for dtype, limit in (("fp32", 1e-4), ("bf16", 5e-2)):
+            rows = json.loads(run("bench", "decode", self.model, "--B", "1", "3", "--repeats", "2", "--dtype", dtype, "--json").stdout)
+            self.assertEqual([row["B"] for row in rows], [1, 3])
+            for row in rows:
+                self.assertLess(row["check_rel_l2"]["logits"], limit)
+                self.assertEqual(row["repeats"], 2)
+                self.assertTrue(row["machine"])
+        self.assertIn("check ", run("bench", "decode", self.model, "--B", "1", "--repeats", "1").stdout)
         (row,) = json.loads(run("bench", "load", self.model, "--repeats", "2", "--json", "-").stdout)
         self.assertGreater(row["ratio_to_reading"], 0)
+
+    def test_bench_decode_refuses_a_model_that_fails_its_check(self):
+        weights = Vectors(self.model / "model.safetensors")
+        name = "model.norm.weight"
+        weights.set_floats(name, [float("nan")] * len(weights.floats(name)))
+        weights.write(self.model / "model.safetensors")
+        result = run("bench", "decode", self.model, "--B", "1", "--repeats", "1", "--dtype", "fp32", "--json", self.folder / "rows.json")
+        self.check(result, 1)
+        self.assertIn("nothing was timed", result.stderr)
+        self.assertNotIn("tokens/s", result.stdout)
+        self.assertFalse((self.folder / "rows.json").exists())
+
+    def test_bench_train(self):
+        config = ROOT / "configs/cyfa-bytes-2m.json"
+        for words in ([], ["--dtype", "bf16"], ["--B", "4", "--accumulate", "2", "--recompute"]):
+            result = run("bench", "train", config, "--T", "64", "--repeats", "2", *words, "--json")
+            self.check(result, 0)
+            (row,) = json.loads(result.stdout)
+            self.assertEqual((row["repeats"], row["T"]), (2, 64))
+            self.assertLess(row["check_rel_l2"]["loss"], 1e-3 if "bf16" in words else 1e-5)
+            self.assertTrue(0 < row["ms_p10"] <= row["ms"] <= row["ms_p90"])
+        result = run("bench", "train", config, "--T", "16", "--B", "1", "--repeats", "0")
+        self.check(result, 0)
+        self.assertIn("check ", result.stdout)
+        self.assertIn("tokens/s", result.stdout)
 
 
 class Prepare(CliTest):
@@ -541,22 +606,18 @@ class Train(CliTest):
         self.data = self.folder / "data"
         self.check(run("prepare", self.data, text, "--tokenizer", "bytes"), 0)
         self.config = self.folder / "config.json"
-        self.config.write_text(json.dumps({"model_type": "cyclic_flow_attention", "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2, "head_dim": 16,
-                                           "num_slots": 16, "vocab_size": 258, "intermediate_size": 64, "bos_token_id": 256, "eos_token_id": 257,
-                                           "tokenizer": "bytes"}))
-        self.keys = [f"model={self.config}", f"data={self.data}", f"validation={self.data}", "steps=20", "batch=4", "context=32", "warmup=2", "rate=3e-3",
-                     "log_every=1", "eval_batches=2"]
+        self.config.write_text(json.dumps({"model_type": "cyclic_flow_attention", "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2,
+                                           "head_dim": 16, "num_slots": 16, "vocab_size": 258, "intermediate_size": 64,
+                                           "bos_token_id": 256, "eos_token_id": 257, "tokenizer": "bytes"}))
+        self.keys = [f"model={self.config}", f"data={self.data}", f"validation={self.data}", "steps=20", "batch=4", "context=32",
+                     "warmup=2", "rate=3e-3", "log_every=1", "eval_batches=2"]
 
     def weights(self, name):
         return (self.folder / name / "checkpoints/step-00000020/model.safetensors").read_bytes()
 
     def test_a_killed_run_goes_on_bit_for_bit(self):
         self.check(run("train", self.folder / "whole", *self.keys), 0)
-        process = subprocess.Popen([PROGRAM, "train", str(self.folder / "cut"), *self.keys, "save_every=5"], stdout=subprocess.PIPE, encoding="utf-8")
-        with process:
-            for line in process.stdout:
-                if line.startswith("saved step 5"):
-                    process.kill()
+        self.begun("cut")
         self.assertNotIn("step-00000020", [path.name for path in (self.folder / "cut/checkpoints").iterdir()])
         self.check(run("train", "--resume", self.folder / "cut"), 0)
         self.assertEqual(self.weights("whole"), self.weights("cut"))
@@ -579,14 +640,14 @@ class Train(CliTest):
                     process.send_signal(signal.SIGTERM)
                     break
             rest = process.stdout.read()
-        self.assertEqual(process.returncode, 1)
+        self.assertEqual(process.returncode, 3)
         self.assertIn("--resume", rest)
         self.assertEqual(len(list((self.folder / "run/checkpoints").iterdir())), 1)
 
     def begun(self, name):
-        """A run of 20 steps of which 5 are done."""
-        process = subprocess.Popen([PROGRAM, "train", str(self.folder / name), *self.keys, "save_every=5"], stdout=subprocess.PIPE, encoding="utf-8")
-        with process:
+        """A run of 20 steps that is killed after step 5."""
+        command = [PROGRAM, "train", str(self.folder / name), *self.keys, "save_every=5"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8") as process:
             for line in process.stdout:
                 if line.startswith("saved step 5"):
                     process.kill()
@@ -597,11 +658,12 @@ class Train(CliTest):
         folder = self.begun("full")
         before = sorted(path.name for path in (folder / "checkpoints").iterdir())
 
-        def no_room():  # a write beyond this size fails as one on a full disk does
+        def no_room():  # writing beyond this size fails as on a full disk
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, 32 << 10))
 
-        failed = subprocess.run([PROGRAM, "train", "--resume", str(folder)], capture_output=True, encoding="utf-8", preexec_fn=no_room, timeout=300)
+        failed = subprocess.run([PROGRAM, "train", "--resume", str(folder)], capture_output=True, encoding="utf-8", preexec_fn=no_room,
+                                timeout=300)
         self.check_error(failed, "step-")
         self.assertEqual(sorted(path.name for path in (folder / "checkpoints").iterdir()), before)
         self.check(run("train", "--resume", folder), 0)
@@ -620,7 +682,8 @@ class Train(CliTest):
 
     def test_what_cannot_be(self):
         run_folder = self.folder / "run"
-        for absurd in ("steps=0", "batch=0", "batch=-4", "context=0", "accumulate=3", "clip=-1", "rate=-1", "rate=nan", "threads=-1", "dtype=fp8", "device=tpu"):
+        for absurd in ("steps=0", "batch=0", "batch=-4", "context=0", "accumulate=3", "clip=-1", "rate=-1", "rate=nan", "threads=-1",
+                       "dtype=fp8", "device=tpu"):
             self.check_error(run("train", run_folder, *self.keys, absurd), absurd.split("=")[0])
         self.check_error(run("train", run_folder, *self.keys, "setps=3"), "setps")
         self.check_error(run("train", run_folder, *self.keys, "rate=x"), "rate")

@@ -129,7 +129,8 @@ class Generation : public testing::Test {
  protected:
   CausalLM model_ = small_model(byte_config());
   ByteTokenizer tokenizer_;
-  Generator generator_{model_, tokenizer_};
+  std::unique_ptr<StepEngine> engine_ = prepare_steps(model_);
+  Generator generator_{*engine_, tokenizer_};
 
   Prompt prompt(const std::string& text) const { return {tokenizer_.encode(text), std::nullopt}; }
   static GenerateOptions options(int64_t tokens, double temperature = 0) {
@@ -194,7 +195,8 @@ TEST_P(EveryKind, DecodesInBatchesAndFromSnapshots) {
   config.update(Json{{"vocab_size", 258}, {"bos_token_id", 256}, {"eos_token_id", 257}});
   const CausalLM model = small_model(config);
   const ByteTokenizer tokenizer;
-  Generator generator(model, tokenizer);
+  const auto engine = prepare_steps(model);
+  Generator generator(*engine, tokenizer);
   GenerateOptions o;
   o.max_tokens = 20;
   o.prefill_chunk = 33;
@@ -276,7 +278,7 @@ TEST_F(Generation, EndsWhereItShould) {
   config["eos_token_id"] = Json::array({0, 257});  // all logits equal: the smallest id
   CausalLM zero(ModelConfig::parse(config));
   zero.parameters() = ends.parameters();
-  const Completion at_once = Generator(zero, tokenizer).run({prompt("q")}, stop_at_end).front();
+  const Completion at_once = Generator(*prepare_steps(zero), tokenizer).run({prompt("q")}, stop_at_end).front();
   EXPECT_EQ(at_once.reason, Completion::Reason::kEndOfText);
   EXPECT_TRUE(at_once.ids.empty());
 }

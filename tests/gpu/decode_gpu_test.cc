@@ -2,11 +2,14 @@
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
-#include <filesystem>
+#include <c10/cuda/CUDACachingAllocator.h>
 
-#include "cyfa/decode/step_graph.h"
-#include "cyfa/engine/sm90/decode_rows.h"
-#include "cyfa/engine/sm90/decode_step.h"
+#include <filesystem>
+#include <numeric>
+
+#include "cyfa/engine/recorded.h"
+#include "cyfa/engine/sm90/medium_batch.h"
+#include "cyfa/engine/sm90/train_ops.h"
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 #include "cyfa/ops/dense/dense.h"
@@ -24,8 +27,8 @@ class GpuDecode : public testing::Test {
 
   static at::Tensor draw(at::IntArrayRef shape, double scale = 1) { return at::randn(shape, at::TensorOptions(at::kCUDA)) * scale; }
   static at::Tensor matrix(int64_t rows, int64_t columns) { return draw({rows, columns}, 1 / std::sqrt(columns)).to(at::kBFloat16); }
-  static ops::StepNorm norm(int64_t width) { return {1 + draw({width}, 0.1), 1e-6}; }
-  static at::Tensor normed(const at::Tensor& x, const ops::StepNorm& norm) {
+  static fused::StepNorm norm(int64_t width) { return {1 + draw({width}, 0.1), 1e-6}; }
+  static at::Tensor normed(const at::Tensor& x, const fused::StepNorm& norm) {
     const at::Tensor wide = x.to(at::kDouble);
     return wide * at::rsqrt(wide.square().mean(-1, true) + norm.eps) * norm.weight.to(at::kDouble);
   }
@@ -34,15 +37,16 @@ class GpuDecode : public testing::Test {
   }
 
   // A mixer of random weights after a few tokens' worth of state.
-  static ops::FlowStep flow(int64_t B, int64_t D, int64_t H, int64_t width, int64_t M, at::ScalarType state = at::kFloat,
+  static fused::FlowStep flow(int64_t B, int64_t D, int64_t H, int64_t width, int64_t M, at::ScalarType state = at::kFloat,
                             int64_t taps = 4) {
-    ops::FlowStep f;
-    f.w.projection.value = matrix((3 * H * width + width + 3 * H + 7) / 8 * 8, D);
-    for (ops::Summed& conv : f.w.conv) conv.value = draw({H * width, 1, taps}, 0.5);
+    fused::FlowStep f;
+    f.w.layout = {static_cast<int>(H), static_cast<int>(width), static_cast<int>(width), static_cast<int>(width)};
+    f.w.projection.value = matrix(f.w.layout.columns(), D);
+    for (fused::Accumulated& conv : f.w.conv) conv.value = draw({H * width, 1, taps}, 0.5);
     f.w.conv_bias[1].value = draw({H * width}, 0.5);
-    f.w.gate_up.value = matrix(H * width, width);
+    f.w.gate_second.value = matrix(H * width, width);
     f.w.gate_bias = draw({H * width}).to(at::kBFloat16);
-    for (ops::Summed* gate : {&f.w.dt_bias, &f.w.A_log, &f.w.b_bias, &f.w.d_bias}) gate->value = draw({H});
+    for (fused::Accumulated* gate : {&f.w.dt_bias, &f.w.A_log, &f.w.b_bias, &f.w.d_bias}) gate->value = draw({H});
     f.readout_table = ops::cyclic_flow_readout_table(draw({H, M - 1, M - 1}, 0.2));
     f.q_norm_weight = norm(width).weight;
     f.k_norm_weight = norm(width).weight;
@@ -52,25 +56,25 @@ class GpuDecode : public testing::Test {
     f.k = draw({B, H, width, M}, 0.3).to(state);
     f.v = draw({B, H, M, width}, 0.3).to(state);
     f.clock = draw({B, H}, 50).abs().to(at::kDouble);
-    for (at::Tensor& past : f.past) past = draw({B, taps - 1, H * width});
+    for (at::Tensor& tail : f.tails) tail = draw({B, taps - 1, H * width});
     torch::cuda::synchronize();
     return f;
   }
-  static ops::FlowStep with_own_states(ops::FlowStep f) {
-    for (at::Tensor* state : {&f.k, &f.v, &f.clock, &f.past[0], &f.past[1], &f.past[2]}) *state = state->clone();
+  static fused::FlowStep with_own_states(fused::FlowStep f) {
+    for (at::Tensor* state : {&f.k, &f.v, &f.clock, &f.tails[0], &f.tails[1], &f.tails[2]}) *state = state->clone();
     torch::cuda::synchronize();
     return f;
   }
-  static void expect_same_states(const ops::FlowStep& a, const ops::FlowStep& b) {
+  static void expect_same_states(const fused::FlowStep& a, const fused::FlowStep& b) {
     EXPECT_TRUE(same_bits(a.k.to(at::kCPU), b.k.to(at::kCPU)));
     EXPECT_TRUE(same_bits(a.v.to(at::kCPU), b.v.to(at::kCPU)));
     EXPECT_TRUE(same_bits(a.clock.to(at::kCPU), b.clock.to(at::kCPU)));
-    for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(a.past[i].to(at::kCPU), b.past[i].to(at::kCPU))) << i;
+    for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(a.tails[i].to(at::kCPU), b.tails[i].to(at::kCPU))) << i;
   }
   // The mixer in launches of its own; the output's gate beside it.
-  static std::pair<at::Tensor, at::Tensor> in_parts(const at::Tensor& x, const ops::FlowStep& f) {
+  static std::pair<at::Tensor, at::Tensor> in_parts(const at::Tensor& x, const fused::FlowStep& f) {
     const int64_t B = x.size(0), H = f.readout_table.size(0), width = f.k.size(2);
-    const ops::FlowStreams s = ops::flow_step(x, f.w, f.past);
+    const fused::FlowProjections s = fused::flow_projections_step(x, f.w, f.tails);
     ops::CyclicFlowStepInputs in;
     in.q = s.q.view({B, H, width});
     in.k = s.k.view({B, H, width});
@@ -89,11 +93,11 @@ class GpuDecode : public testing::Test {
   // Three tokens of a mixer in one launch and in launches of its own: the same bits.
   static void expect_parts(int64_t B, int64_t width, int64_t M, at::ScalarType state, int64_t taps) {
     SCOPED_TRACE(std::to_string(B) + " sequences, heads of " + std::to_string(width) + ", " + std::to_string(taps) + " taps");
-    const ops::FlowStep f = flow(B, 256, 4, width, M, state, taps), parts = with_own_states(f);
+    const fused::FlowStep f = flow(B, 256, 4, width, M, state, taps), parts = with_own_states(f);
     for (int64_t t = 0; t < 3; ++t) {
       const at::Tensor x = draw({B, 256}).to(at::kBFloat16);
-      const at::Tensor got = ops::flow_step_gated(x, f);
-      ASSERT_TRUE(got.defined()) << "refused; the kernels are for Hopper";
+      at::Tensor got;
+      ASSERT_STREQ(fused::flow_step_gated(x, f, &got), nullptr);
       const auto [o, gate] = in_parts(x, parts);
       const at::Tensor want = ops::gated_rms_norm(o, f.o_norm.weight, f.o_norm.eps, gate).flatten(1);
       EXPECT_TRUE(same_bits(got.to(at::kCPU), want.to(at::kCPU))) << "token " << t;
@@ -121,13 +125,13 @@ TEST_F(GpuDecode, FewRowsAddAMixerAsItsParts) {
     for (const int64_t B : {1, 5, 8, 13}) {
       if (D == 2048 && B > 8) continue;  // too wide
       SCOPED_TRACE(std::to_string(B) + " rows of " + std::to_string(D));
-      const ops::FlowStep f = flow(B, D, D / 256 * (D == 256 ? 4 : 1), D == 256 ? 64 : 256, 128), parts = with_own_states(f);
-      const ops::StepNorm before = norm(D);
+      const fused::FlowStep f = flow(B, D, D / 256 * (D == 256 ? 4 : 1), D == 256 ? 64 : 256, 128), parts = with_own_states(f);
+      const fused::StepNorm before = norm(D);
       at::Tensor x = draw({B, D}).to(at::kBFloat16);
-      ASSERT_TRUE(ops::few_rows(x)) << "refused; the kernels are for Hopper";
+      ASSERT_STREQ(fused::small_batch_refusal(x), nullptr);
       const at::Tensor from = x.clone();
       torch::cuda::synchronize();
-      ASSERT_TRUE(ops::add_flow_step(x, before, f));
+      ASSERT_STREQ(fused::add_flow_step(x, before, f), nullptr);
       const auto [o, gate] = in_parts(normed(from, before).to(at::kBFloat16), parts);
       const at::Tensor gated = normed(o, f.o_norm) * at::sigmoid(gate.to(at::kDouble));
       const at::Tensor want = from.to(at::kDouble) + product(gated.flatten(1), f.o_proj);
@@ -141,24 +145,26 @@ TEST_F(GpuDecode, FewRowsAddAMixerAsItsParts) {
 
 TEST_F(GpuDecode, ProductsOfFewRowsAreTheirDoubles) {
   for (const auto& [D, F] : std::vector<std::pair<int64_t, int64_t>>{{32, 96}, {256, 768}, {1024, 2816}, {2048, 5632}}) {
-    const ops::StepNorm before = norm(D);
-    const at::Tensor gate_up = matrix(2 * F, D), down = matrix(D, F), head = matrix(D == 32 ? 100 : 4099, D);
+    const fused::StepNorm before = norm(D);
+    const at::Tensor gate_and_up = matrix(2 * F, D), down = matrix(D, F), head = matrix(D == 32 ? 100 : 4099, D);
     for (const int64_t B : {1, 2, 7, 8, 9, 16}) {
       if (D == 2048 && B > 8) continue;  // too wide
       SCOPED_TRACE(std::to_string(B) + " rows of " + std::to_string(D));
       at::Tensor x = draw({B, D}).to(at::kBFloat16);
-      ASSERT_TRUE(ops::few_rows(x)) << "refused; the kernels are for Hopper";
+      ASSERT_STREQ(fused::small_batch_refusal(x), nullptr);
       torch::cuda::synchronize();
-      const at::Tensor logits = ops::head_step(x, before, head);
+      at::Tensor logits, logits_alone;
+      ASSERT_STREQ(fused::head_step(x, before, head, &logits), nullptr);
       EXPECT_LT(relative_l2(logits.to(at::kCPU), product(normed(x, before), head).to(at::kCPU)), 3e-3);
       const at::Tensor alone = x.narrow(0, B - 1, 1).contiguous(), from = x.clone();
       torch::cuda::synchronize();
-      EXPECT_TRUE(same_bits(ops::head_step(alone, before, head)[0].to(at::kCPU), logits[B - 1].to(at::kCPU)));
-      ASSERT_TRUE(ops::add_swiglu_step(x, before, gate_up, down));
-      const std::vector<at::Tensor> wide = product(normed(from, before), gate_up).chunk(2, 1);
+      ASSERT_STREQ(fused::head_step(alone, before, head, &logits_alone), nullptr);
+      EXPECT_TRUE(same_bits(logits_alone[0].to(at::kCPU), logits[B - 1].to(at::kCPU)));
+      ASSERT_STREQ(fused::add_swiglu_step(x, before, gate_and_up, down), nullptr);
+      const std::vector<at::Tensor> wide = product(normed(from, before), gate_and_up).chunk(2, 1);
       const at::Tensor want = product(at::silu(wide[0]) * wide[1], down);
       EXPECT_LT(relative_l2(x.to(at::kCPU), (from + want).to(at::kCPU)), 4e-3);
-      ASSERT_TRUE(ops::add_swiglu_step(alone, before, gate_up, down));
+      ASSERT_STREQ(fused::add_swiglu_step(alone, before, gate_and_up, down), nullptr);
       EXPECT_TRUE(same_bits(alone[0].to(at::kCPU), x[B - 1].to(at::kCPU)));
     }
   }
@@ -168,13 +174,13 @@ TEST_F(GpuDecode, SomeRowsAddAMixerAsItsParts) {
   for (const int64_t D : {256, 1024}) {
     for (const int64_t B : {17, 33, 64}) {
       SCOPED_TRACE(std::to_string(B) + " rows of " + std::to_string(D));
-      const ops::FlowStep f = flow(B, D, 4, D == 256 ? 64 : 256, 128), parts = with_own_states(f);
-      const ops::StepNorm before = norm(D), next = norm(D);
+      const fused::FlowStep f = flow(B, D, 4, D == 256 ? 64 : 256, 128), parts = with_own_states(f);
+      const fused::StepNorm before = norm(D), next = norm(D);
       const at::Tensor x = draw({B, D}).to(at::kBFloat16), from = x.clone();
-      ASSERT_TRUE(ops::some_rows(x)) << "refused; the kernels are for Hopper";
+      ASSERT_STREQ(fused::medium_batch_refusal(x), nullptr);
       torch::cuda::synchronize();
-      ops::StepRows rows = ops::begin_rows(x, before);
-      ASSERT_TRUE(ops::add_flow_rows(rows, f, next));
+      fused::NormedRows rows = fused::begin_rows(x, before);
+      ASSERT_STREQ(fused::add_flow_rows(rows, f, next), nullptr);
       const auto [o, gate] = in_parts(normed(from, before).to(at::kBFloat16), parts);
       const at::Tensor gated = normed(o, f.o_norm) * at::sigmoid(gate.to(at::kDouble));
       const at::Tensor want = from.to(at::kDouble) + product(gated.flatten(1), f.o_proj);
@@ -190,19 +196,19 @@ TEST_F(GpuDecode, SomeRowsAddAMixerAsItsParts) {
 
 TEST_F(GpuDecode, ProductsOfSomeRowsAreTheirDoubles) {
   for (const auto& [D, F] : std::vector<std::pair<int64_t, int64_t>>{{256, 768}, {1024, 2816}}) {
-    const ops::StepNorm before = norm(D), next = norm(D);
-    const at::Tensor gate_up = matrix(2 * F, D), down = matrix(D, F), all = draw({64, D}).to(at::kBFloat16);
+    const fused::StepNorm before = norm(D), next = norm(D);
+    const at::Tensor gate_and_up = matrix(2 * F, D), down = matrix(D, F), all = draw({64, D}).to(at::kBFloat16);
     const auto added = [&](const at::Tensor& from) {
       torch::cuda::synchronize();
-      ops::StepRows rows = ops::begin_rows(from.clone(), before);
-      EXPECT_TRUE(ops::add_swiglu_rows(rows, gate_up, down, next));
+      fused::NormedRows rows = fused::begin_rows(from.clone(), before);
+      EXPECT_STREQ(fused::add_swiglu_rows(rows, gate_and_up, down, next), nullptr);
       return rows.x.to(at::kCPU);
     };
     const at::Tensor together = added(all);
     for (const int64_t B : {17, 33, 64}) {
       SCOPED_TRACE(std::to_string(B) + " rows of " + std::to_string(D));
       const at::Tensor from = all.narrow(0, 64 - B, B).contiguous(), got = added(from);
-      const std::vector<at::Tensor> wide = product(normed(from, before), gate_up).chunk(2, 1);
+      const std::vector<at::Tensor> wide = product(normed(from, before), gate_and_up).chunk(2, 1);
       EXPECT_LT(relative_l2(got, (from + product(at::silu(wide[0]) * wide[1], down)).to(at::kCPU)), 4e-3);
       EXPECT_TRUE(same_bits(got, together.narrow(0, 64 - B, B))) << "a row's bits depend on the batch";
     }
@@ -211,116 +217,135 @@ TEST_F(GpuDecode, ProductsOfSomeRowsAreTheirDoubles) {
 
 TEST_F(GpuDecode, SomeRowsRefuseWhatTheyHaveNoPlaceFor) {
   const auto rows = [](int64_t B, int64_t D) { return draw({B, D}).to(at::kBFloat16); };
-  EXPECT_TRUE(ops::some_rows(rows(64, 1024)));
-  EXPECT_FALSE(ops::some_rows(rows(65, 1024)));
-  EXPECT_FALSE(ops::some_rows(rows(64, 1000)));
-  EXPECT_FALSE(ops::some_rows(rows(64, 1088))) << "wider than pays";
-  EXPECT_FALSE(ops::some_rows(draw({64, 1024})));
-  ops::StepRows wide = ops::begin_rows(rows(64, 2048), norm(2048));
+  EXPECT_STREQ(fused::medium_batch_refusal(rows(64, 1024)), nullptr);
+  EXPECT_NE(fused::medium_batch_refusal(rows(65, 1024)), nullptr);
+  EXPECT_NE(fused::medium_batch_refusal(rows(64, 1000)), nullptr);
+  EXPECT_NE(fused::medium_batch_refusal(rows(64, 1088)), nullptr) << "wider than pays";
+  EXPECT_NE(fused::medium_batch_refusal(draw({64, 1024})), nullptr);
+  fused::NormedRows wide = fused::begin_rows(rows(64, 2048), norm(2048));
   const at::Tensor before = wide.x.clone();
-  EXPECT_FALSE(ops::add_swiglu_rows(wide, matrix(2 * 5632, 2048), matrix(2048, 5632), norm(2048))) << "more than shared memory holds";
+  EXPECT_NE(fused::add_swiglu_rows(wide, matrix(2 * 5632, 2048), matrix(2048, 5632), norm(2048)), nullptr) << "more than shared memory holds";
   EXPECT_TRUE(same_bits(wide.x.to(at::kCPU), before.to(at::kCPU)));
+}
+
+CausalLM small_cyfa(at::ScalarType type = at::kBFloat16) {
+  CausalLM model(ModelConfig::read(std::string(CYFA_SOURCE_DIR) + "/configs/cyfa-9m.json"));
+  model.initialise(1, type, at::kCUDA);
+  return model;
+}
+
+void expect_same_states(const ModelState& a, const ModelState& b) {
+  for (size_t layer = 0; layer < a.layers.size(); ++layer) {
+    for (size_t i = 0; i < a.layers[layer].size(); ++i) {
+      EXPECT_TRUE(same_bits(a.layers[layer][i].to(at::kCPU), b.layers[layer][i].to(at::kCPU))) << "layer " << layer << " " << i;
+    }
+  }
 }
 
 // Between 17 and 64 sequences.
 TEST_F(GpuDecode, ASequenceAmongSomeIsTheSequenceAmongOthers) {
-  CausalLM model(ModelConfig::read(std::string(CYFA_SOURCE_DIR) + "/configs/cyfa-9m.json"));
-  model.initialise(1, at::kBFloat16, at::kCUDA);
-  const Weights w = model.step_weights();
+  CausalLM model = small_cyfa();
+  const auto engine = prepare_steps(model, {.engine = "sm90", .record = false});
   const at::Tensor ids = at::randint(0, model.config().vocab_size, {64}, at::kLong);
   ModelState of_many = model.initial_state(64), of_some = model.initial_state(20);
   for (int64_t t = 0; t < 3; ++t) {
-    model.step(w, ids, of_many);
-    model.step(w, ids.narrow(0, 40, 20), of_some);
+    engine->step(ids, of_many);
+    engine->step(ids.narrow(0, 40, 20), of_some);
   }
-  for (size_t layer = 0; layer < of_some.layers.size(); ++layer) {
-    for (size_t i = 0; i < of_some.layers[layer].size(); ++i) {
-      EXPECT_TRUE(same_bits(of_some.layers[layer][i].to(at::kCPU), of_many.layers[layer][i].narrow(0, 40, 20).to(at::kCPU)))
-          << "layer " << layer << " " << i;
-    }
-  }
+  std::vector<int64_t> rows(20);
+  std::iota(rows.begin(), rows.end(), 40);
+  expect_same_states(of_some, of_many.select(rows));
+  EXPECT_TRUE(engine->notes().empty());
 }
 
 TEST_F(GpuDecode, ASequenceAmongFewIsTheSequenceAlone) {
-  CausalLM model(ModelConfig::read(std::string(CYFA_SOURCE_DIR) + "/configs/cyfa-9m.json"));
-  model.initialise(1, at::kBFloat16, at::kCUDA);
-  const Weights w = model.step_weights();
+  CausalLM model = small_cyfa();
+  const auto engine = prepare_steps(model, {.engine = "sm90", .record = false});
   ModelState together = model.initial_state(16), alone = model.initial_state(1);
   for (int64_t t = 0; t < 5; ++t) {
     const at::Tensor ids = at::randint(0, model.config().vocab_size, {16}, at::kLong);
-    const at::Tensor all = model.step(w, ids, together).to(at::kCPU);
-    EXPECT_TRUE(same_bits(model.step(w, ids.narrow(0, 14, 1), alone).to(at::kCPU)[0], all[14])) << "token " << t;
+    const at::Tensor all = engine->step(ids, together).to(at::kCPU);
+    EXPECT_TRUE(same_bits(engine->step(ids.narrow(0, 14, 1), alone).to(at::kCPU)[0], all[14])) << "token " << t;
   }
+  EXPECT_TRUE(engine->notes().empty());
 }
 
 TEST_F(GpuDecode, AReplayedStepIsTheStep) {
-  CausalLM model(ModelConfig::read(std::string(CYFA_SOURCE_DIR) + "/configs/cyfa-9m.json"));
-  model.initialise(1, at::kBFloat16, at::kCUDA);
-  const Weights w = model.step_weights();
+  CausalLM model = small_cyfa();
+  const std::shared_ptr<StepEngine> engine = prepare_steps(model, {.engine = "sm90", .record = false});
   for (const int64_t B : {1, 5, 11, 19, 64, 70}) {
-    StepGraph graph(model, w);
+    const auto recorded = record_steps(engine);
+    EXPECT_EQ(recorded->name(), "sm90+graph");
     ModelState replayed = model.initial_state(B), plain = model.initial_state(B);
     for (int64_t t = 0; t < 6; ++t) {
       const at::Tensor ids = at::randint(0, model.config().vocab_size, {B}, at::kLong);
-      const at::Tensor want = model.step(w, ids, plain).to(at::kCPU);
-      EXPECT_TRUE(same_bits(graph.step(ids, replayed).to(at::kCPU), want)) << "token " << t;
-      EXPECT_EQ(graph.recorded(), t > 0);
+      const at::Tensor want = engine->step(ids, plain).to(at::kCPU);
+      EXPECT_TRUE(same_bits(recorded->step(ids, replayed).to(at::kCPU), want)) << "token " << t;
     }
-    for (size_t layer = 0; layer < plain.layers.size(); ++layer) {
-      for (size_t i = 0; i < plain.layers[layer].size(); ++i) {
-        EXPECT_TRUE(same_bits(replayed.layers[layer][i].to(at::kCPU), plain.layers[layer][i].to(at::kCPU)))
-            << "layer " << layer << " " << i;
-      }
+    expect_same_states(replayed, plain);
+    EXPECT_THROW(recorded->step(at::zeros({B + 1}, at::kLong), replayed), ops::ArgumentError);
+    EXPECT_THROW(recorded->step(at::full({B}, model.config().vocab_size, at::kLong), replayed), ops::ArgumentError);
+    expect_same_states(replayed, plain);
+    ModelState other = model.initial_state(B), again = model.initial_state(B);  // another state begins anew
+    for (int64_t t = 0; t < 3; ++t) {
+      const at::Tensor ids = at::randint(0, model.config().vocab_size, {B}, at::kLong);
+      const at::Tensor want = engine->step(ids, again).to(at::kCPU);
+      EXPECT_TRUE(same_bits(recorded->step(ids, other).to(at::kCPU), want));
     }
-    EXPECT_THROW(graph.step(at::zeros({B + 1}, at::kLong), replayed), ops::ArgumentError);
-    EXPECT_THROW(graph.step(at::full({B}, model.config().vocab_size, at::kLong), replayed), ops::ArgumentError);
-    EXPECT_TRUE(graph.recorded());
-    ModelState other = model.initial_state(B);
-    graph.step(at::zeros({B}, at::kLong), other);
-    EXPECT_FALSE(graph.recorded()) << "another state begins anew";
+    EXPECT_EQ(recorded->name(), "sm90+graph") << "a recording was given up";
   }
 }
 
-// Models whose step waits for the GPU or copies from the host say so, and are stepped as they are.
+// Models whose step needs the host say so, and are not recorded; all others are, by any engine.
 TEST_F(GpuDecode, EveryMixerIsRecordedOrSaysThatItCannotBe) {
   for (const auto& config : std::filesystem::directory_iterator(std::string(CYFA_SOURCE_DIR) + "/configs/parity")) {
     SCOPED_TRACE(config.path().filename().string());
     CausalLM model(ModelConfig::read(config.path()));
     model.initialise(1, at::kBFloat16, at::kCUDA);
-    const Weights w = model.step_weights();
-    StepGraph graph(model, w);
-    ModelState state = model.initial_state(2), plain = model.initial_state(2);
-    for (int64_t t = 0; t < 4; ++t) {
-      const at::Tensor ids = at::randint(0, model.config().vocab_size, {2}, at::kLong);
-      const at::Tensor want = model.step(w, ids, plain).to(at::kCPU);
-      EXPECT_TRUE(same_bits(graph.step(ids, state).to(at::kCPU), want)) << "token " << t;
-      EXPECT_EQ(graph.recorded(), t > 0 && model.recordable());
+    for (const EngineOffer& offer : step_engines(model)) {
+      if (!offer.refusal.empty()) continue;
+      const auto engine = prepare_steps(model, {.engine = offer.name}), plain = prepare_steps(model, {.engine = offer.name, .record = false});
+      EXPECT_EQ(engine->name(), offer.name + (recording_refusal(model).empty() ? "+graph" : ""));
+      ModelState state = model.initial_state(2), of_plain = model.initial_state(2);
+      for (int64_t t = 0; t < 4; ++t) {
+        const at::Tensor ids = at::randint(0, model.config().vocab_size, {2}, at::kLong);
+        const at::Tensor want = plain->step(ids, of_plain).to(at::kCPU);
+        EXPECT_TRUE(same_bits(engine->step(ids, state).to(at::kCPU), want)) << offer.name << ", token " << t;
+      }
+      for (const std::string& note : engine->notes()) EXPECT_EQ(note.find("could not be recorded"), std::string::npos) << note;
     }
   }
 }
 
-// In bf16 projections of one input are one product, and norms add the residual: another rounding of the same step, judged by fp32.
-TEST_F(GpuDecode, APackedStepIsAsGoodAsTheStep) {
-  CausalLM narrow(ModelConfig::read(std::string(CYFA_SOURCE_DIR) + "/configs/cyfa-9m.json"));
-  narrow.initialise(1, at::kBFloat16, at::kCUDA);
-  CausalLM wide(narrow.config());
-  wide.initialise(1, at::kFloat, at::kCUDA);
+// Fused in bf16 is another rounding of the same step, judged by fp32.
+TEST_F(GpuDecode, AFusedStepIsAsGoodAsTheStep) {
+  CausalLM narrow = small_cyfa(), wide = small_cyfa(at::kFloat);
   for (size_t id = 0; id < wide.parameters().size(); ++id) wide.parameters()[id].copy_(narrow.parameters()[id]);
-  const Weights packed = narrow.step_weights(), exact = wide.step_weights();
-  ASSERT_FALSE(packed.gate_up.empty());
-  Weights plain = packed;
-  plain.gate_up.clear();
-  for (std::vector<at::Tensor>& derived : plain.derived) derived.resize(1);
+  const auto plain = prepare_steps(narrow, {.engine = "portable", .record = false}), fused = prepare_steps(narrow, {.engine = "sm90"}),
+             exact = prepare_steps(wide, {.engine = "portable", .record = false});
   for (const int64_t B : {1, 5, 11, 19, 64, 70}) {
-    ModelState of_packed = narrow.initial_state(B), of_plain = narrow.initial_state(B), of_exact = wide.initial_state(B);
+    ModelState of_fused = narrow.initial_state(B), of_plain = narrow.initial_state(B), of_exact = wide.initial_state(B);
     for (int64_t t = 0; t < 20; ++t) {
       const at::Tensor ids = at::randint(0, narrow.config().vocab_size, {B}, at::kLong);
-      const at::Tensor want = wide.step(exact, ids, of_exact);
-      const double error = relative_l2(narrow.step(packed, ids, of_packed).to(at::kCPU), want.to(at::kCPU));
-      const double of_others = relative_l2(narrow.step(plain, ids, of_plain).to(at::kCPU), want.to(at::kCPU));
+      const at::Tensor want = exact->step(ids, of_exact);
+      const double error = relative_l2(fused->step(ids, of_fused).to(at::kCPU), want.to(at::kCPU));
+      const double of_others = relative_l2(plain->step(ids, of_plain).to(at::kCPU), want.to(at::kCPU));
       EXPECT_LT(error, 1.5 * of_others + 2e-3) << "token " << t << ", batch " << B;
     }
   }
+}
+
+// Weights are in memory once: the parameters are views of the fused matrices.
+TEST_F(GpuDecode, FusedWeightsReplaceTheParameters) {
+  CausalLM model = small_cyfa();
+  int64_t bytes = 0;
+  for (const at::Tensor& p : model.parameters()) bytes += static_cast<int64_t>(p.nbytes());
+  const auto allocated = [] {
+    return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].current;
+  };
+  const int64_t before = allocated();
+  const auto engine = prepare_steps(model, {.engine = "sm90"});
+  EXPECT_LT(allocated() - before, bytes / 10) << "of " << bytes << " bytes of weights";
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
-// Training on a GPU in bf16: packed weights against the same model from separate ones, judged by fp32; equal runs give equal bits.
+// Training on a GPU in bf16: the sm90 engine against the plain model, judged by fp32; equal runs give equal bits.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/cuda.h>
 
-#include "cyfa/model/packed_weights.h"
+#include "cyfa/engine/sm90/train_ops.h"
 #include "cyfa/ops/dense/cross_entropy.h"
 #include "cyfa/ops/dense/dense.h"
 #include "cyfa/ops/dense/short_conv.h"
@@ -20,7 +20,7 @@ class GpuTraining : public testing::Test {
   }
 };
 
-Json packable_config(const Json& keys) {
+Json fusable_config(const Json& keys) {
   Json config = {{"model_type", "cyclic_flow_attention"},
                  {"hidden_size", 256},
                  {"num_hidden_layers", 2},
@@ -51,8 +51,9 @@ struct Step {
 };
 
 // Loss and gradients of two parts of a step.
-Step run(CausalLM& m, PackedWeights* packed, std::optional<at::ScalarType> compute, bool packed_sequences, bool recompute = false) {
-  const Weights w = packed != nullptr ? packed->begin_step() : m.weights(compute);
+Step run(CausalLM& m, const std::string& name, std::optional<at::ScalarType> compute, bool packed_sequences, bool recompute = false) {
+  const auto engine = prepare_training(m, {compute, name, recompute});
+  engine->begin_step();
   Step out;
   for (uint64_t part = 0; part < 2; ++part) {
     const at::Tensor ids = random_ids(m, {3, 301}, part).to(at::kCUDA);
@@ -60,7 +61,7 @@ Step run(CausalLM& m, PackedWeights* packed, std::optional<at::ScalarType> compu
     targets.narrow(1, 40, 60).fill_(ops::kIgnore);
     std::optional<at::Tensor> borders;
     if (packed_sequences) borders = at::tensor({0, 5, 5, 6, 270, 900}, at::kLong);
-    const at::Tensor loss = m.loss(w, inputs, targets, borders, recompute) / 2;
+    const at::Tensor loss = engine->loss(inputs, targets, borders) / 2;
     loss.backward();
     out.loss += loss.item<double>();
   }
@@ -71,14 +72,14 @@ Step run(CausalLM& m, PackedWeights* packed, std::optional<at::ScalarType> compu
   return out;
 }
 
-TEST_F(GpuTraining, PackedWeightsGiveTheSameGradients) {
+TEST_F(GpuTraining, FusedWeightsGiveTheSameGradients) {
   const std::vector<ModelCase> cases = {
-      {"Plain", packable_config(Json::object())},
-      {"ConvBiasAndClock", packable_config({{"conv_bias", true}, {"conv_size", 3}, {"clock_stop_gradient", false}})},
-      {"ThreeHeadsWide", packable_config({{"num_heads", 3}, {"expand_v", 2.0}, {"vocab_size", 1008}})},
-      {"TiedHead", packable_config({{"tie_word_embeddings", true}})},
-      {"NoShortConv", packable_config({{"use_short_conv", false}})},
-      {"OddVocabulary", packable_config({{"vocab_size", 997}})},
+      {"Plain", fusable_config(Json::object())},
+      {"ConvBiasAndClock", fusable_config({{"conv_bias", true}, {"conv_size", 3}, {"clock_stop_gradient", false}})},
+      {"ThreeHeadsWide", fusable_config({{"num_heads", 3}, {"expand_v", 2.0}, {"vocab_size", 1008}})},
+      {"TiedHead", fusable_config({{"tie_word_embeddings", true}})},
+      {"NoShortConv", fusable_config({{"use_short_conv", false}})},
+      {"OddVocabulary", fusable_config({{"vocab_size", 997}})},
       {"Transformer",
        {{"model_type", "llama"},
         {"hidden_size", 256},
@@ -92,10 +93,9 @@ TEST_F(GpuTraining, PackedWeightsGiveTheSameGradients) {
     for (const bool sequences : {false, true}) {
       SCOPED_TRACE(c.name + (sequences ? ", packed sequences" : ""));
       CausalLM m = model_on_gpu(c.config);
-      PackedWeights packed(m);
-      const Step exact = run(m, nullptr, std::nullopt, sequences), plain = run(m, nullptr, at::kBFloat16, sequences);
-      const Step got = run(m, &packed, at::kBFloat16, sequences), again = run(m, &packed, at::kBFloat16, sequences);
-      const Step recomputed = run(m, &packed, at::kBFloat16, sequences, true);
+      const Step exact = run(m, "portable", std::nullopt, sequences), plain = run(m, "portable", at::kBFloat16, sequences);
+      const Step got = run(m, "sm90", at::kBFloat16, sequences), again = run(m, "sm90", at::kBFloat16, sequences);
+      const Step recomputed = run(m, "sm90", at::kBFloat16, sequences, true);
       EXPECT_NEAR(got.loss, exact.loss, 2 * std::abs(plain.loss - exact.loss) + 2e-3 * exact.loss);
       EXPECT_EQ(got.loss, again.loss);
       for (size_t id = 0; id < got.grads.size(); ++id) {
@@ -114,29 +114,31 @@ TEST_F(GpuTraining, PackedWeightsGiveTheSameGradients) {
 }
 
 // The parts in front of the operator alone, where every error is rounding's.
-TEST_F(GpuTraining, StreamsAreThoseOfSeparateProjections) {
+TEST_F(GpuTraining, ProjectionsAreThoseOfSeparateMatrices) {
   const int64_t D = 72, H = 4, V = 24, W = 3, widths[3] = {64, 64, 96};
   const int64_t rows = 64 + 64 + 96 + V + 3 * H, filled = (rows + 7) / 8 * 8;
   const at::Tensor borders = at::tensor({0, 7, 7, 9, 300, 700}, at::kLong);
   at::manual_seed(4);
   const auto half = [](const at::Tensor& x) { return x.to(at::kBFloat16); };
-  const auto summed = [](const at::Tensor& x) { return ops::Summed{x.to(at::kCUDA), at::ones(x.sizes(), at::kFloat).to(at::kCUDA)}; };
+  const auto accumulated = [](const at::Tensor& x) { return fused::Accumulated{x.to(at::kCUDA), at::ones(x.sizes(), at::kFloat).to(at::kCUDA)}; };
   for (const bool stop : {false, true}) {
     for (const bool bias : {false, true}) {
-      ops::FlowWeights w;
+      fused::FlowWeights w;
+      w.layout = {static_cast<int>(H), 16, static_cast<int>(V), static_cast<int>(V)};
+      ASSERT_EQ(w.layout.used(), rows);
       const at::Tensor projection = at::randn({filled, D});
       projection.narrow(0, rows, filled - rows).zero_();
-      w.projection = summed(half(projection));
+      w.projection = accumulated(half(projection));
       for (size_t i = 0; i < 3; ++i) {
-        w.conv[i] = summed(at::randn({widths[i], 1, W}));
-        if (bias) w.conv_bias[i] = summed(at::randn({widths[i]}));
+        w.conv[i] = accumulated(at::randn({widths[i], 1, W}));
+        if (bias) w.conv_bias[i] = accumulated(at::randn({widths[i]}));
       }
-      w.gate_up = summed(half(at::randn({H * V, V})));
+      w.gate_second = accumulated(half(at::randn({H * V, V})));
       w.gate_bias = half(at::randn({H * V})).to(at::kFloat).to(at::kCUDA);
-      for (ops::Summed* s : {&w.dt_bias, &w.A_log, &w.b_bias, &w.d_bias}) *s = summed(at::randn({H}));
+      for (fused::Accumulated* s : {&w.dt_bias, &w.A_log, &w.b_bias, &w.d_bias}) *s = accumulated(at::randn({H}));
       w.clock_stop_gradient = stop;
       const at::Tensor x = half(at::randn({1, 700, D})).to(at::kCUDA).requires_grad_();
-      const ops::FlowStreams got = ops::flow_streams(x, w, borders);
+      const fused::FlowProjections got = fused::flow_projections(x, w, borders);
 
       // The same in double from separate tensors.
       std::vector<at::Tensor> leaves;
@@ -147,25 +149,25 @@ TEST_F(GpuTraining, StreamsAreThoseOfSeparateProjections) {
       const at::Tensor exact = leaf(x), matrix = leaf(w.projection.value);
       const at::Tensor y = at::matmul(exact, matrix.t()), clock = at::matmul(stop ? exact.detach() : exact, matrix.t());
       std::vector<at::Tensor> wanted;
-      std::vector<at::Tensor> sums = {w.projection.sum};
+      std::vector<at::Tensor> sums = {w.projection.grad};
       int64_t at = 0;
       for (size_t i = 0; i < 3; ++i) {
         const at::Tensor conv = leaf(w.conv[i].value);
-        sums.push_back(w.conv[i].sum);
+        sums.push_back(w.conv[i].grad);
         std::optional<at::Tensor> shift;
         if (bias) {
           shift = leaf(w.conv_bias[i].value);
-          sums.push_back(w.conv_bias[i].sum);
+          sums.push_back(w.conv_bias[i].grad);
         }
         wanted.push_back(ops::short_conv(y.narrow(2, at, widths[i]), conv, shift, std::nullopt, borders).y);
         at += widths[i];
       }
-      const at::Tensor low = y.narrow(2, at, V), up = leaf(w.gate_up.value);
-      sums.push_back(w.gate_up.sum);
+      const at::Tensor low = y.narrow(2, at, V), up = leaf(w.gate_second.value);
+      sums.push_back(w.gate_second.grad);
       at += V;
       const at::Tensor dt_bias = leaf(w.dt_bias.value), A_log = leaf(w.A_log.value), b_bias = leaf(w.b_bias.value),
                        d_bias = leaf(w.d_bias.value);
-      for (const ops::Summed* s : {&w.dt_bias, &w.A_log, &w.b_bias, &w.d_bias}) sums.push_back(s->sum);
+      for (const fused::Accumulated* s : {&w.dt_bias, &w.A_log, &w.b_bias, &w.d_bias}) sums.push_back(s->grad);
       wanted.push_back(ops::decay_gate(y.narrow(2, at, H), dt_bias, A_log));
       wanted.push_back(at::sigmoid(y.narrow(2, at + H, H) + b_bias));
       wanted.push_back(at::sigmoid(clock.narrow(2, at + 2 * H, H) + d_bias));
@@ -190,7 +192,7 @@ TEST_F(GpuTraining, StreamsAreThoseOfSeparateProjections) {
 
 TEST_F(GpuTraining, EqualRunsGiveEqualBits) {
   const auto trained = [] {
-    CausalLM m = model_on_gpu(packable_config(Json::object()));
+    CausalLM m = model_on_gpu(fusable_config(Json::object()));
     for (at::Tensor& p : m.parameters()) p = p.detach();
     Recipe r;
     r.model = "small";

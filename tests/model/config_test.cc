@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "cyfa/io/file_error.h"
+#include "cyfa/model/describe.h"
 #include "tests/model/small_model.h"
 
 namespace cyfa::test {
@@ -216,10 +217,84 @@ TEST(Parameters, InitialisationIsTheDocumentedOne) {
   for (size_t id = 0; id < m.parameters().size(); ++id) EXPECT_TRUE(at::equal(m.parameters()[id], again.parameters()[id]));
 }
 
-// What the decoder replays on a GPU, and what it must not.
-TEST(Configs, StepsThatWaitOrCopyAreNotRecordable) {
-  for (const char* name : {"parity/cyfa", "parity/gdn", "parity/mamba3"}) EXPECT_TRUE(own(name).recordable()) << name;
-  for (const char* name : {"parity/bla-rho2", "parity/swa", "parity/transformer"}) EXPECT_FALSE(own(name).recordable()) << name;
+// What can be recorded on a GPU and replayed, and what cannot, with a reason.
+TEST(Configs, MixersSayWhetherAStepNeedsTheHost) {
+  const auto reason = [](const char* name) { return own(name).layers()[0].block->mixer().needs_host(); };
+  for (const char* name : {"parity/cyfa", "parity/gdn", "parity/mamba3"}) EXPECT_EQ(reason(name), "") << name;
+  for (const char* name : {"parity/bla-rho2", "parity/swa", "parity/transformer"}) EXPECT_NE(reason(name), "") << name;
+}
+
+Json hybrid_config(const Json& keys) {
+  Json config = small_config(3);
+  config.update(keys);
+  return config;
+}
+
+TEST(Hybrids, TheAttnObjectSaysWhichLayersAreAttention) {
+  const Json full = {{"layers", {1}}, {"num_heads", 4}, {"num_kv_heads", 2}, {"rope_theta", 5000.0}},
+             window = {{"layers", {2}}, {"num_heads", 3}, {"window_size", 9}, {"qkv_bias", true}};
+  const CausalLM m(ModelConfig::parse(hybrid_config({{"attn", Json::array({full, window})}})));
+  EXPECT_EQ(m.config().layer_types, (std::vector<std::string>{"cyclic_flow_attention", "full_attention", "sliding_attention"}));
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const ParameterSpec& spec : m.table().specs()) shapes[spec.name] = spec.shape;
+  // Names and shapes of flash-linear-attention's Attention: heads of hidden_size / num_heads.
+  EXPECT_EQ(shapes.at("model.layers.1.attn.k_proj.weight"), (std::vector<int64_t>{24, 48}));
+  EXPECT_FALSE(shapes.contains("model.layers.1.attn.q_proj.bias"));
+  EXPECT_EQ(shapes.at("model.layers.2.attn.q_proj.bias"), (std::vector<int64_t>{48}));
+  EXPECT_TRUE(shapes.contains("model.layers.0.attn.readout"));
+  EXPECT_TRUE(m.layers()[1].block->mixer().state()[0].grows);
+  EXPECT_EQ(m.layers()[2].block->mixer().state()[0].shape, (std::vector<int64_t>{9, 3, 16}));
+}
+
+TEST(Hybrids, BadPlansAreRefusedByName) {
+  const auto error = [](const Json& keys) {
+    try {
+      ModelConfig::parse(hybrid_config(keys));
+    } catch (const ConfigError& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  const auto says = [&](const Json& keys, const std::string& words) { EXPECT_NE(error(keys).find(words), std::string::npos) << error(keys); };
+  says({{"attn", {{"num_heads", 4}}}}, "attn.layers is absent");
+  says({{"attn", {{"layers", {3}}, {"num_heads", 4}}}}, "num_hidden_layers - 1 = 2");
+  says({{"attn", {{"layers", {1, 1}}, {"num_heads", 4}}}}, "named twice");
+  says({{"attn", {{"layers", {1}}, {"num_heads", 5}}}}, "attn.num_heads is 5");
+  says({{"attn", {{"layers", {1}}, {"num_heads", 4}, {"heads", 1}}}}, "attn.heads");
+  says({{"layer_types", {"full_attention"}}}, "each of the 3 layers");
+  says({{"layer_types", {"full_attention", "mystery", "mystery"}}, {"layer_configs", {{"full_attention", {{"num_attention_heads", 4}}}}}},
+       "model_type is \"mystery\"");
+  says({{"layer_types", Json::array({"cyclic_flow_attention", "cyclic_flow_attention", "sliding_attention"})},
+        {"layer_configs", {{"sliding_attention", {{"num_attention_heads", 4}}}}}},
+       "layer_configs.sliding_attention.sliding_window is absent");
+  says({{"layer_configs", {{"gla", Json::object()}}}}, "where there are no layer_types");
+  says({{"attn", {{"layers", {1}}, {"num_heads", 4}}}, {"layer_types", Json::array()}}, "layer_types");
+}
+
+// A config as data: what a front end needs to build the model itself.
+TEST(Configs, AreDescribedAsData) {
+  const CausalLM m(ModelConfig::parse(small_config()));
+  const Json d = describe(m);
+  EXPECT_EQ(d["config"]["num_slots"], 10);
+  EXPECT_EQ(d["config"]["conv_size"], 4) << "a default";
+  EXPECT_EQ(d["layout"]["mixer"], "attn");
+  ASSERT_EQ(d["layers"].size(), 2U);
+  EXPECT_EQ(d["layers"][0]["type"], "cyclic_flow_attention");
+  EXPECT_EQ(d["layers"][0]["states"][2]["name"], "clock");
+  EXPECT_EQ(d["layers"][0]["states"][2]["dtype"], "float64");
+  ASSERT_EQ(d["parameters"].size(), m.table().specs().size());
+  int64_t numbers = 0;
+  for (const Json& p : d["parameters"]) {
+    int64_t numel = 1;
+    for (const Json& n : p["shape"]) numel *= n.get<int64_t>();
+    numbers += numel;
+    EXPECT_FALSE(p["init"].get<std::string>().empty());
+  }
+  EXPECT_EQ(numbers, d["parameter_count"]);
+  for (const auto& kind : mixer_kinds()) {  // every kind can be described
+    if (kind.layout.mlp_width == BackboneLayout::Mlp::kGiven) continue;
+    EXPECT_FALSE(describe(CausalLM(ModelConfig::parse({{"model_type", kind.model_type}, {"num_hidden_layers", 1}})))["layers"].empty());
+  }
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // What every model keeps, whatever its mixer and its ablations: forward, pieces, packed sequences and steps agree.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "cyfa/model/checkpoint.h"
 #include "tests/model/small_model.h"
 
@@ -213,6 +215,75 @@ TEST_P(ModelContract, GradientsFlowThroughStates) {
   const std::vector<at::Tensor> whole = gradients({40}), parts = gradients({17, 1, 22});
   for (size_t id = 0; id < whole.size(); ++id) {
     EXPECT_LT((parts[id] - whole[id]).norm().item<double>(), 1e-5 * whole[id].norm().item<double>() + 1e-12) << m.table().specs()[id].name;
+  }
+}
+
+// A final state shares no memory with anything: a step that updates it in place changes neither the initial state nor what backward needs.
+TEST_P(ModelContract, FinalStatesOwnTheirMemory) {
+  CausalLM m = model();
+  for (at::Tensor& p : m.parameters()) p.requires_grad_();
+  const Weights w = m.weights();
+  const auto gradients = [&](bool spoil) {
+    ModelState start = m.forward(w, random_ids(m, {2, 5})).final_state;
+    for (MixerState& layer : start.layers) {
+      for (at::Tensor& x : layer) x = x.detach();
+    }
+    const ModelState before = start.clone();
+    at::Tensor sum = at::zeros({});
+    for (const int64_t tokens : {0, 1, 6}) {
+      LmOutput out = m.forward(w, random_ids(m, {2, tokens}), std::nullopt, &start);
+      sum = sum + out.hidden.square().sum();
+      for (size_t i = 0; i < out.final_state.layers.size(); ++i) {
+        for (size_t j = 0; j < out.final_state.layers[i].size(); ++j) {
+          const at::Tensor x = out.final_state.layers[i][j];
+          EXPECT_TRUE(x.is_contiguous());
+          EXPECT_EQ(x.storage().nbytes(), x.nbytes()) << "layer " << i << ", state " << j << " holds more memory than it needs";
+          if (spoil && x.numel() > 0) std::memset(x.data_ptr(), 0x7f, x.nbytes());  // autograd does not see it
+          EXPECT_TRUE(at::equal(start.layers[i][j], before.layers[i][j]));
+        }
+      }
+    }
+    sum.backward();
+    std::vector<at::Tensor> all;
+    for (at::Tensor& p : m.parameters()) {
+      all.push_back(p.grad().defined() ? p.grad().clone() : at::Tensor());
+      p.mutable_grad().reset();
+    }
+    return all;
+  };
+  const std::vector<at::Tensor> wanted = gradients(false), got = gradients(true);
+  for (size_t id = 0; id < wanted.size(); ++id) {
+    if (wanted[id].defined()) EXPECT_TRUE(at::equal(wanted[id], got[id])) << m.table().specs()[id].name;
+  }
+}
+
+// What is computed again in backward outlives the weights, the state and the borders that the caller has dropped.
+TEST_P(ModelContract, RecomputationOwnsWhatItNeeds) {
+  CausalLM m = model();
+  for (at::Tensor& p : m.parameters()) p.requires_grad_();
+  const auto gradients = [&](bool recompute) {
+    at::Tensor loss;
+    {
+      const auto w = std::make_unique<Weights>(m.weights(at::kBFloat16));
+      const auto state = std::make_unique<ModelState>(m.forward(*w, random_ids(m, {2, 9})).final_state);
+      for (MixerState& layer : state->layers) {
+        for (at::Tensor& x : layer) x = x.detach();
+      }
+      const auto borders = std::make_unique<at::Tensor>(at::tensor({0, 11, 30}, at::kLong));
+      loss = m.forward(*w, random_ids(m, {1, 30}), *borders, state.get(), recompute).hidden.square().mean();
+    }
+    loss.backward();
+    std::vector<at::Tensor> all;
+    for (at::Tensor& p : m.parameters()) {
+      all.push_back(p.grad().defined() ? p.grad().clone() : at::Tensor());
+      p.mutable_grad().reset();
+    }
+    return all;
+  };
+  const std::vector<at::Tensor> wanted = gradients(false), got = gradients(true);
+  for (size_t id = 0; id < wanted.size(); ++id) {
+    ASSERT_EQ(wanted[id].defined(), got[id].defined());
+    if (wanted[id].defined()) EXPECT_LT((got[id] - wanted[id]).norm().item<double>(), 1e-2 * wanted[id].norm().item<double>() + 1e-6);
   }
 }
 

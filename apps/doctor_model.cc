@@ -1,0 +1,99 @@
+// cyfa doctor MODEL: which engine decodes and which trains a model on this machine, why others do not, and a check of what was chosen.
+#include <iostream>
+
+#include "apps/machine.h"
+#include "apps/doctor_model.h"
+#include "apps/op_case.h"
+#include "apps/output.h"
+#include "cyfa/engine/engine.h"
+#include "cyfa/model/checkpoint.h"
+
+namespace cyfa::app {
+namespace {
+
+// Largest relative L2 difference between the logits of two steps and of the forward pass, as in `bench decode`.
+double limit_of(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 5e-2 : 1e-4; }
+
+Json to_json(const std::vector<EngineOffer>& offers) {
+  Json rows = Json::array();
+  for (const EngineOffer& offer : offers) {
+    rows.push_back({{"engine", offer.name}, {"available", offer.refusal.empty()}, {"refusal", offer.refusal}});
+  }
+  return rows;
+}
+
+void print_offers(const char* what, const Json& offers) {
+  std::cout << what << '\n';
+  for (const Json& offer : offers) {
+    const auto refusal = offer["refusal"].get<std::string>();
+    std::cout << text("  %-10s %s\n", offer["engine"].get<std::string>().c_str(), refusal.empty() ? "yes" : ("no: " + refusal).c_str());
+  }
+}
+
+// Two tokens for each of B sequences by steps and by the forward pass.
+double step_error(const CausalLM& model, StepEngine& engine, int64_t B) {
+  const at::NoGradGuard no_grad;
+  at::manual_seed(1);
+  const at::Tensor ids = at::randint(0, model.config().vocab_size, {B, 2}, at::kLong);
+  ModelState state = model.initial_state(B);
+  engine.step(ids.select(1, 0), state);
+  const at::Tensor logits = engine.step(ids.select(1, 1), state).to(at::kDouble);
+  const Weights& w = engine.weights();
+  const at::Tensor want = model.head(w, model.forward(w, ids).hidden.select(1, 1)).to(at::kDouble);
+  return ((logits - want).norm() / want.norm()).item<double>();
+}
+
+}  // namespace
+
+int run_doctor_model(const DoctorModelOptions& options) {
+  const at::Device device = parse_device(options.device.empty() ? (gpus().empty() ? "cpu" : "cuda") : options.device);
+  const bool folder = std::filesystem::is_directory(options.model);
+  const at::ScalarType dtype = options.dtype.empty() ? (device.is_cuda() ? at::kBFloat16 : at::kFloat) : parse_dtype(options.dtype);
+  CausalLM model = folder ? load_checkpoint(options.model, {dtype, device, false}) : CausalLM(ModelConfig::read(options.model));
+  if (!folder) model.initialise(1, dtype, device);
+
+  Json row = {{"model", options.model}, {"model_type", model.config().kind->model_type}, {"device", machine_name(device)},
+              {"dtype", dtype_name(dtype)}, {"parameters", model.table().numel()}, {"layer_types", model.config().layer_types}};
+  row["decoding"] = to_json(step_engines(model));
+  row["recording_refusal"] = recording_refusal(model);
+  // A run trains parameters in fp32, with matrices in `dtype`.
+  {
+    CausalLM trained(model.config());
+    for (size_t id = 0; id < trained.parameters().size(); ++id) {
+      trained.parameters()[id] = at::empty({0}, at::TensorOptions(at::kFloat).device(device));
+    }
+    row["training"] = to_json(train_engines(trained, dtype == at::kBFloat16 ? std::optional(at::kBFloat16) : std::nullopt));
+  }
+  const std::shared_ptr<StepEngine> engine = prepare_steps(model, {.engine = options.engine});
+  row["engine"] = engine->name();
+  row["steps"] = Json::array();
+  bool healthy = true;
+  for (const int64_t B : device.is_cuda() ? std::vector<int64_t>{1, 16, 64, 128} : std::vector<int64_t>{1, 8}) {
+    const double error = step_error(model, *engine, B);
+    const bool pass = error <= limit_of(dtype);  // false for NaN
+    healthy = healthy && pass;
+    row["steps"].push_back({{"B", B}, {"path", engine->path(B)}, {"rel_l2", error}, {"limit", limit_of(dtype)}, {"pass", pass}});
+  }
+  row["notes"] = engine->notes();
+  row["healthy"] = healthy;
+  if (prints_text(options.json)) {
+    std::cout << text("%s: %s, %.1f million parameters, %s on %s\n\n", options.model.c_str(), model.config().kind->model_type.c_str(),
+                      static_cast<double>(model.table().numel()) * 1e-6, dtype_name(dtype), machine_name(device).c_str());
+    print_offers("decoding: engines, fastest first; the first that serves the model runs it", row["decoding"]);
+    const auto refusal = row["recording_refusal"].get<std::string>();
+    std::cout << text("  %-10s %s\n", "+graph", refusal.empty() ? "yes" : ("no: " + refusal).c_str());
+    print_offers("training: engines", row["training"]);
+    std::cout << "\nself-check of engine " << engine->name() << ": logits of two steps against the forward pass, relative L2\n";
+    for (const Json& step : row["steps"]) {
+      std::cout << text("  batch %-4lld %-28s %.1e, limit %.0e: %s\n", static_cast<long long>(step["B"].get<int64_t>()),
+                        step["path"].get<std::string>().c_str(), step["rel_l2"].get<double>(), step["limit"].get<double>(),
+                        step["pass"].get<bool>() ? "ok" : "FAILED");
+    }
+    for (const std::string& note : engine->notes()) std::cout << "  note: " << note << '\n';
+    std::cout << (healthy ? "\nhealthy\n" : "\nNOT HEALTHY: steps disagree with the forward pass\n");
+  }
+  write_rows(options.json, Json::array({row}));
+  return healthy ? 0 : 1;
+}
+
+}  // namespace cyfa::app
