@@ -12,7 +12,16 @@ namespace {
 
 using rowwise::RowType;
 
-bool takes_type(const at::Tensor& x) { return x.is_cuda() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16); }
+// The kernels are compiled for sm_90a alone: any other GPU takes ATen's operations.
+bool is_hopper(at::Device device) {
+  int major = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()));
+  return major == 9;
+}
+
+bool takes_type(const at::Tensor& x) {
+  return x.is_cuda() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) && is_hopper(x.device());
+}
 RowType type_of(const at::Tensor& x) { return x.scalar_type() == at::kFloat ? RowType::kFloat32 : RowType::kBFloat16; }
 const void* data(const at::Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
 void* written(const at::Tensor& x) { return x.defined() ? x.mutable_data_ptr() : nullptr; }
