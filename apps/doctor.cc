@@ -60,27 +60,6 @@ struct Sample {
 
 const char* step_kernel() { return cyclic_flow::isa_name(cyclic_flow::best_isa()); }
 
-// The recurrences have no list of offers: they are asked by calling them.
-std::vector<ops::BackendOffer> recurrence_offers(const ops::Recurrence& r, const Sample& sample) {
-  const ops::RecurrenceInputs in = sample.recurrence(r);
-  std::vector<ops::BackendOffer> offers;
-  for (const ops::Backend backend : {ops::Backend::kSm90, ops::Backend::kPortable, ops::Backend::kReference}) {
-    ops::BackendOffer offer{backend, ""};
-    ops::RecurrenceOptions options;
-    options.backend = backend;
-    try {
-      ops::run_recurrence(r, in, options);
-    } catch (const std::exception& e) {
-      offer.refusal = e.what();
-      const std::string marker = "refuses: ";
-      const size_t at = offer.refusal.find(marker);
-      if (at != std::string::npos) offer.refusal.erase(0, at + marker.size());
-    }
-    offers.push_back(offer);
-  }
-  return offers;
-}
-
 Check check_recurrence(const ops::Recurrence& r, const Sample& sample) {
   const ops::RecurrenceInputs in = sample.recurrence(r);
   ops::RecurrenceOptions reference;
@@ -120,7 +99,7 @@ void examine_device(const Sample& sample, Report& report) {
     judge("cyclic_flow_step", ops::backend_name(offer.backend), run_steps(in, options));
   }
   for (const ops::Recurrence& r : ops::recurrences()) {
-    report.backends.push_back({r.op, device, recurrence_offers(r, sample)});
+    report.backends.push_back({r.op, device, ops::recurrence_backends(r, sample.recurrence(r))});
     report.checks.push_back(check_recurrence(r, sample));
   }
 }

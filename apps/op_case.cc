@@ -37,7 +37,7 @@ at::Tensor draw_log_alpha(Draw& draw, const OpShape& s, int64_t width = 0) {
 }
 
 std::optional<at::Tensor> draw_gate(Draw& draw, const ops::Recurrence& r, const OpShape& s) {
-  if (r.fixed) return draw.uniform({s.H}).mul_(-0.1);
+  if (!r.arguments.empty() && std::string_view(r.arguments.front().shape) == "H") return draw.uniform({s.H}).mul_(-0.1);
   switch (r.gate) {
     case ops::Gate::kNone: return std::nullopt;
     case ops::Gate::kScalar: return draw_log_alpha(draw, s);

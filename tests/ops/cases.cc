@@ -1,14 +1,5 @@
 #include "tests/ops/cases.h"
 
-#include "cyfa/ops/recurrence/column_gated_la.h"
-#include "cyfa/ops/recurrence/delta_rule.h"
-#include "cyfa/ops/recurrence/fixed_scalar_gated_la.h"
-#include "cyfa/ops/recurrence/la.h"
-#include "cyfa/ops/recurrence/row_gated_delta_rule.h"
-#include "cyfa/ops/recurrence/row_gated_la.h"
-#include "cyfa/ops/recurrence/scalar_gated_delta_rule.h"
-#include "cyfa/ops/recurrence/scalar_gated_la.h"
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -89,40 +80,17 @@ std::vector<int64_t> gate_sizes(const OpCase& c) {
   return sizes;
 }
 
-ops::RecurrenceOutput call_recurrence(Op op, const Tensors& x, const RunOptions& options) {
-  const at::Tensor q = optional(x, "q"), k = optional(x, "k"), v = optional(x, "v"), gate = optional(x, "log_alpha"),
-                   beta = optional(x, "beta");
-  const std::optional<at::Tensor> state = maybe(x, "initial_state");
-  const std::optional<at::Tensor> borders = maybe(x, "cu_seqlens");
-  switch (op) {
-    case Op::kLa: return ops::la({q, k, v, state, borders}, options);
-    case Op::kFixedScalarGatedLa: return ops::fixed_scalar_gated_la({q, k, v, optional(x, "log_gamma"), state, borders}, options);
-    case Op::kScalarGatedLa: return ops::scalar_gated_la({q, k, v, gate, state, borders}, options);
-    case Op::kRowGatedLa: return ops::row_gated_la({q, k, v, gate, state, borders}, options);
-    case Op::kColumnGatedLa: return ops::column_gated_la({q, k, v, gate, state, borders}, options);
-    case Op::kDeltaRule: return ops::delta_rule({q, k, v, beta, state, borders}, options);
-    case Op::kScalarGatedDeltaRule: return ops::scalar_gated_delta_rule({q, k, v, beta, gate, state, borders}, options);
-    case Op::kRowGatedDeltaRule: return ops::row_gated_delta_rule({q, k, v, beta, gate, state, borders}, options);
-    case Op::kCyclicFlow: break;
-  }
-  throw std::logic_error("cyclic_flow is no recurrence of this kind");
-}
+const ops::Recurrence& recurrence_of(Op op) { return ops::recurrence_of(op_name(op)); }
 
-at::Tensor call_step(Op op, const Tensors& x, const at::Tensor& state) {
-  const at::Tensor q = optional(x, "q"), k = optional(x, "k"), v = optional(x, "v"), gate = optional(x, "log_alpha"),
-                   beta = optional(x, "beta");
-  switch (op) {
-    case Op::kLa: return ops::la_step({q, k, v}, state);
-    case Op::kFixedScalarGatedLa: return ops::fixed_scalar_gated_la_step({q, k, v, optional(x, "log_gamma")}, state);
-    case Op::kScalarGatedLa: return ops::scalar_gated_la_step({q, k, v, gate}, state);
-    case Op::kRowGatedLa: return ops::row_gated_la_step({q, k, v, gate}, state);
-    case Op::kColumnGatedLa: return ops::column_gated_la_step({q, k, v, gate}, state);
-    case Op::kDeltaRule: return ops::delta_rule_step({q, k, v, beta}, state);
-    case Op::kScalarGatedDeltaRule: return ops::scalar_gated_delta_rule_step({q, k, v, beta, gate}, state);
-    case Op::kRowGatedDeltaRule: return ops::row_gated_delta_rule_step({q, k, v, beta, gate}, state);
-    case Op::kCyclicFlow: break;
-  }
-  throw std::logic_error("cyclic_flow is no recurrence of this kind");
+ops::RecurrenceInputs recurrence_inputs(const ops::Recurrence& r, const Tensors& x) {
+  ops::RecurrenceInputs in;
+  in.q = optional(x, "q");
+  in.k = optional(x, "k");
+  in.v = optional(x, "v");
+  for (const ops::RecurrenceArgument& a : r.arguments) in.*a.member = optional(x, a.name);
+  in.initial_state = maybe(x, "initial_state");
+  in.cu_seqlens = maybe(x, "cu_seqlens");
+  return in;
 }
 
 // Largest errors by type and tensor, printed at the end of the program.
@@ -278,7 +246,7 @@ Tensors call(Op op, const Tensors& inputs, const RunOptions& options) {
     if (!options.final_state) return {{"o", out.o}};
     return {{"o", out.o}, {"final_k", out.final_state.k}, {"final_v", out.final_state.v}, {"final_clock", out.final_state.clock}};
   }
-  const ops::RecurrenceOutput out = call_recurrence(op, inputs, options);
+  const ops::RecurrenceOutput out = ops::run_recurrence(recurrence_of(op), recurrence_inputs(recurrence_of(op), inputs), options);
   return {{"o", out.o}, {"final_state", out.final_state}};
 }
 
@@ -302,7 +270,7 @@ Tensors run_steps(Op op, const Tensors& inputs) {
     for (auto& [name, x] : token) {
       if (is_token_input(name)) x = x.select(1, t);
     }
-    o.select(1, t).copy_(call_step(op, token, state));
+    o.select(1, t).copy_(ops::step_recurrence(recurrence_of(op), recurrence_inputs(recurrence_of(op), token), state));
   }
   return {{"o", o}, {"final_state", state}};
 }

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"
-#include "cyfa/ops/recurrence/recurrence.h"
+#include "cyfa/ops/recurrence/table.h"
 
 namespace cyfa::test {
 

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "cyfa/ops/common/check.h"
-#include "cyfa/ops/recurrence/scalar_gated_la.h"
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {
@@ -375,14 +374,6 @@ TEST(CyclicFlowBackend, TheFirstThatDoesNotRefuseIsChosen) {
   EXPECT_THROW(ops::choose_backend("op", Backend::kSm90, offers), ops::ArgumentError);
   EXPECT_THROW(ops::choose_backend("op", Backend::kAuto, {{Backend::kSm90, "too old"}}), ops::ArgumentError);
   EXPECT_THROW(ops::choose_backend("op", Backend::kReference, {{Backend::kPortable, ""}}), ops::ArgumentError);
-}
-
-TEST(ScalarGatedLaBackend, ReportsAndRefuses) {
-  const Tensors x = make_inputs({.op = Op::kScalarGatedLa});
-  const ops::ScalarGatedLaInputs in{x.at("q"), x.at("k"), x.at("v"), x.at("log_alpha"), x.at("initial_state"), std::nullopt};
-  EXPECT_EQ(ops::scalar_gated_la(in).backend, Backend::kPortable);
-  EXPECT_EQ(ops::scalar_gated_la(in, RunOptions{.backend = Backend::kReference}).backend, Backend::kReference);
-  EXPECT_THROW(ops::scalar_gated_la(in, RunOptions{.backend = Backend::kSm90}), ops::ArgumentError);
 }
 
 // The table that steps read is R Phi: with R = I, Phi itself, whose columns are orthonormal but for the padding column.
