@@ -1,4 +1,4 @@
-// What the backends of cyclic_flow share: inputs that have been checked, what forward keeps, what backward returns.
+// What the backends of cyclic_flow share: the entry that describes a backend, checked inputs, results of a pass.
 #pragma once
 
 #include <vector>
@@ -20,7 +20,7 @@ struct CyclicFlowSettings {
   double norm_eps = 1e-6;
   SegmentSize size;
   Keep keep = Keep::kStatesAndScores;
-  bool final_state = true;  // of forward; absent ones travel as tensors without elements
+  bool final_state = true;  // whether forward's is wanted; one that is not travels as tensors without elements
 };
 
 struct CyclicFlowShape {
@@ -35,18 +35,10 @@ bool needs_gradient(const CyclicFlowInputs& in);
 // Checks everything that can be checked without reading data, cu_seqlens excepted.
 CyclicFlowShape check_cyclic_flow(const CyclicFlowInputs& in);
 
-// What forward hands to backward, besides its inputs; empty where nothing is kept. The sm90 backend, which keeps everything or nothing,
-// has its own contents (Sm90Kept): k the states at tile starts, v the tables, clock what belongs to tokens, scores.
-struct CyclicFlowSaved {
-  at::Tensor k, v;    // [rows, H, K, M], [rows, H, M, V]: states at segment starts
-  at::Tensor clock;   // [B * T, H] fp64, after each token
-  at::Tensor scores;  // [B * T, H, M], or empty if they are to be computed again
-};
-
 struct CyclicFlowForward {
   at::Tensor o;
   CyclicFlowState final_state;
-  CyclicFlowSaved saved;
+  std::vector<at::Tensor> saved;  // for backward; only the backend knows what it is
 };
 
 // Undefined means zero.
@@ -61,29 +53,32 @@ struct CyclicFlowGradients {
   CyclicFlowState initial_state;
 };
 
-// Tensors of the right shapes and types with undefined contents: what a run would return.
-CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const CyclicFlowShape& shape, const CyclicFlowSettings& settings);
-CyclicFlowGradients empty_cyclic_flow_gradients(const CyclicFlowInputs& in, const CyclicFlowShape& shape);
+// One implementation of the op. Its functions get inputs that have been checked.
+struct CyclicFlowBackend {
+  Backend id;
+  // Why it does not take these inputs; empty if it takes them.
+  std::string (*refusal)(const CyclicFlowInputs& in);
+  // The whole call, above autograd: call_cyclic_flow, or that on inputs which the backend reshapes by differentiable operations first.
+  CyclicFlowOutput (*call)(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
+  CyclicFlowForward (*forward)(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
+  CyclicFlowGradients (*backward)(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, at::TensorList saved,
+                                  const CyclicFlowOutputGradients& grad);
+  // The tensors that forward saves, uninitialised. It reads shapes alone, and so serves meta tensors.
+  std::vector<at::Tensor> (*empty_saved)(const CyclicFlowInputs& in, const CyclicFlowShape& shape, const CyclicFlowSettings& settings);
+};
 
-// Borders of all sequences on the flat token axis [B * T].
+CyclicFlowBackend cyclic_flow_sm90();       // kernels for Hopper; refuses in a build without CUDA
+CyclicFlowBackend cyclic_flow_portable();   // chunk-wise on ATen
+CyclicFlowBackend cyclic_flow_reference();  // the fp64 token loop on the CPU
+
+const CyclicFlowBackend& cyclic_flow_backend(Backend id);
+
+// Uninitialised results of the right shapes and types, with nothing saved. Without `states`, the final k and v have no elements.
+CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const CyclicFlowShape& shape, bool states = true);
+CyclicFlowGradients empty_cyclic_flow_gradients(const CyclicFlowInputs& in);
+
+// Bounds of all sequences on the flat token axis [B * T].
 std::vector<int64_t> cyclic_flow_offsets(const CyclicFlowInputs& in, const CyclicFlowShape& shape);
-
-CyclicFlowForward cyclic_flow_portable_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
-CyclicFlowGradients cyclic_flow_portable_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings,
-                                                  const CyclicFlowSaved& saved, const CyclicFlowOutputGradients& grad);
-
-CyclicFlowForward cyclic_flow_reference_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
-CyclicFlowGradients cyclic_flow_reference_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings,
-                                                   const CyclicFlowOutputGradients& grad);
-
-// Built with CYFA_CUDA; elsewhere it refuses. Backward runs forward again where nothing was saved.
-std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in);
-inline constexpr int64_t kSm90Width =
-    256;  // of the kernels' widest heads; others have 64 or 128 columns, and what lies between is filled up
-CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
-CyclicFlowSaved empty_cyclic_flow_sm90_saved(const CyclicFlowInputs& in, const CyclicFlowShape& shape, bool kept);
-CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, const CyclicFlowSaved& saved,
-                                              const CyclicFlowOutputGradients& grad);
 
 // Autograd entry: through the dispatcher, so that C++, Python and torch.compile take one path.
 CyclicFlowOutput call_cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
