@@ -15,21 +15,7 @@ namespace {
 using ops::Backend;
 using ops::Recurrence;
 
-ops::RecurrenceInputs inputs_of(const Recurrence& r) {
-  const int64_t B = 2, T = 5, H = 3, K = 4, V = 6;
-  ops::RecurrenceInputs in;
-  in.q = at::randn({B, T, H, K});
-  in.k = at::randn({B, T, H, K});
-  in.v = at::randn({B, T, H, V});
-  for (const ops::RecurrenceArgument& a : r.arguments) {
-    std::vector<int64_t> sizes;
-    for (const char letter : std::string(a.shape)) {
-      sizes.push_back(letter == 'B' ? B : letter == 'T' ? T : letter == 'H' ? H : letter == 'K' ? K : V);
-    }
-    in.*a.member = -at::rand(sizes);
-  }
-  return in;
-}
+ops::RecurrenceInputs inputs_of(const Recurrence& r) { return recurrence_inputs(r, make_inputs({.op = Op(r), .T = 5, .H = 3})); }
 
 TEST(RecurrenceTable, EntriesAreWhole) {
   std::set<std::string> names;
