@@ -307,8 +307,9 @@ void add_bench_op(CLI::App& bench, Action& action) {
   CLI::App* command = bench.add_subcommand("op", "Check an operator, then time it beside a yardstick of the same machine.");
   auto o = std::make_shared<BenchOptions>();
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 24);
-  std::vector<std::string> names = {kStep};
+  std::vector<std::string> names;
   for (const Op op : all_ops()) names.push_back(op_name(op));
+  names.emplace_back(kStep);
   command->add_option("--op", o->op, "What to time; step is one decoding step of cyclic_flow")
       ->check(CLI::IsMember(names))
       ->capture_default_str();

@@ -4,8 +4,8 @@
 //   CyclicFlowOutput out = cyclic_flow(in);             // out.o, out.final_state, out.backend
 //   out.o.sum().backward();                             // gradients to every input, initial state and norm weights included
 //
-// Letters: B batch, T tokens, N sequences (= B, or cu_seqlens' count), H heads, K and V widths of a head, M stored slots,
-// m = M - 1 active slots (odd). Types: q, k, v alike in fp64, fp32 or bf16; states in fp32 (fp64 for fp64), the clock in fp64.
+// Dimensions: B batch, T tokens, N sequences (B, or as many as cu_seqlens bounds), H heads, K and V widths of a head, M stored slots,
+// m = M - 1 active slots (odd). Types: q, k and v are all fp64, all fp32 or all bf16; states are fp32 (fp64 for fp64), the clock is fp64.
 #pragma once
 
 #include <torch/types.h>
@@ -22,7 +22,7 @@ namespace cyfa::ops {
 struct CyclicFlowState {
   at::Tensor k;      // [N, H, K, M] fp32 (fp64 for fp64 inputs)
   at::Tensor v;      // [N, H, M, V] likewise
-  at::Tensor clock;  // [N, H] fp64, so that a million tokens lose nothing; fp32 is accepted as an input
+  at::Tensor clock;  // [N, H] fp64, exact over millions of tokens; fp32 is accepted as an input
 };
 
 struct CyclicFlowInputs {
@@ -36,17 +36,17 @@ struct CyclicFlowInputs {
   std::optional<at::Tensor> q_norm_weight;       // [K]; absent: q is used as it comes
   std::optional<at::Tensor> k_norm_weight;       // [K]; absent: k is used as it comes
   std::optional<CyclicFlowState> initial_state;  // absent: empty memory, clock 0; never changed
-  std::optional<at::Tensor> cu_seqlens;          // [N + 1] borders of packed sequences (B = 1); empty sequences are allowed
+  std::optional<at::Tensor> cu_seqlens;          // [N + 1] bounds of packed sequences (B = 1); empty sequences are allowed
 };
 
 struct CyclicFlowOptions {
   Backend backend = Backend::kAuto;
   std::optional<double> scale;  // dot-product scale; absent: K^-0.5
   double norm_eps = 1e-6;
-  int64_t chunk = 0;           // tokens a chunk (portable); 0: the measured default
+  int64_t chunk = 0;           // tokens per chunk (portable); 0: the measured default
   int64_t segment_chunks = 0;  // chunks between the states that forward saves for backward (portable); 0: the measured default
-  // Keep the slot scores for backward (M numbers a token and head) instead of computing them again. On sm90 it decides about all that
-  // backward needs: 1.3 KB a token and head (341 MB at B = 32, T = 2048, H = 4), or forward's time once more in backward.
+  // Save the slot scores for backward (M numbers per token and head) instead of recomputing them. On sm90 this applies to everything that
+  // backward needs: 1.3 KB per token and head (341 MB at B = 32, T = 2048, H = 4), or else backward runs forward again.
   bool save_scores = true;
   bool final_state = true;  // whether the state after the last token is wanted; training does not need it
 };
@@ -60,14 +60,14 @@ struct CyclicFlowOutput {
 // Throws ArgumentError for bad input before anything is computed.
 CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& inputs, const CyclicFlowOptions& options = {});
 
-// What each backend, fastest first, says to these inputs.
+// Whether each backend takes these inputs, and why not, fastest first.
 std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& inputs);
 
-// R Phi in stored order, [H, M, M] fp32 (fp64 for fp64): rows beyond m and column 1 are zero. Made once per model for steps.
+// R Phi in stored order, [H, M, M] fp32 (fp64 for fp64): rows beyond m and column 1 are zero. Steps take it; a model computes it once.
 at::Tensor cyclic_flow_readout_table(const at::Tensor& readout);
 
-// What the slots hold now, by relative age: rows [N, H, M, X] in absolute-clock coordinates (state.v, or state.k transposed) turned by the
-// clock [N, H] and taken out of Fourier coordinates, [N, H, m, X].
+// The slots' contents by relative age, [N, H, m, X]: rows [N, H, M, X] in absolute-clock coordinates (state.v, or state.k transposed) are
+// rotated by the clock [N, H] and transformed back from Fourier coordinates.
 at::Tensor cyclic_flow_slots(const at::Tensor& rows, const at::Tensor& clock);
 
 // One token for each of B states, in place on `state`, without autograd. The states are contiguous, fp32 with the clock in fp64; k and v
@@ -88,7 +88,7 @@ struct CyclicFlowStepInputs {
 // vectorised kernel on a CPU and a few ATen calls elsewhere; the reference has no step of its own.
 at::Tensor cyclic_flow_step(const CyclicFlowStepInputs& inputs, const CyclicFlowState& state, const CyclicFlowOptions& options = {});
 
-// What each backend, fastest first, says to such a step.
+// Whether each backend takes such a step, and why not, fastest first.
 std::vector<BackendOffer> cyclic_flow_step_backends(const CyclicFlowStepInputs& inputs, const CyclicFlowState& state);
 
 }  // namespace cyfa::ops

@@ -1,5 +1,5 @@
-// The sm90 backend of cyclic_flow: torch tensors to the kernels of cyfa/kernels/cyclic_flow/sm90_*.cu, on torch's current stream. What
-// forward finds on its way (Sm90Kept) is saved for backward, or backward runs forward again.
+// The sm90 backend of cyclic_flow: passes torch tensors to the kernels of cyfa/kernels/cyclic_flow/sm90, on torch's current stream. Forward
+// saves its intermediate results for backward (Saved in sm90.h), or backward runs forward again.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -20,7 +20,7 @@ namespace {
 
 static_assert(kTileTokens == cyclic_flow::kTileTokens && kSectionSlots == cyclic_flow::kSectionSlots);
 
-// Heads one after another, tokens at one distance, rows that 16-byte copies can take.
+// Contiguous heads, one stride between tokens, rows aligned for 16-byte copies.
 bool rows_fit(const at::Tensor& x) {
   const int64_t width = x.size(3);
   return x.stride(3) == 1 && (x.size(2) == 1 || x.stride(2) == width) && (x.size(0) == 1 || x.stride(0) == x.size(1) * x.stride(1)) &&
@@ -138,8 +138,7 @@ struct KernelInputs {
   }
 };
 
-// Runs forward into `o`, the final state, of which k and v may have no elements, and `saved`, which is taken as it is but for scores that
-// may be left out.
+// Runs forward. It writes `o`, the final state (k and v only where they have elements) and `saved` (its scores only if `with_scores`).
 void run_forward(const KernelInputs& inputs, const Saved& saved, bool with_scores, bool normalise_first, const at::Tensor& o,
                  const CyclicFlowState& final_state) {
   cyclic_flow::Sm90ForwardParams p = inputs.params;
