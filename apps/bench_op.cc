@@ -17,6 +17,10 @@
 namespace cyfa::app {
 namespace {
 
+using namespace cases;
+
+constexpr const char* kStep = "step";  // on the command line: one step of cyclic_flow
+
 // Tokens of the check: two chunks and a bit, so that a state is carried twice and the last chunk is short.
 constexpr int64_t kCheckTokens = 150;
 constexpr int64_t kCheckSteps = 6;
@@ -40,44 +44,34 @@ struct Context {
   }
 };
 
-ops::CyclicFlowOptions cyclic_flow_options(const BenchOptions& o) {
-  ops::CyclicFlowOptions options;
-  options.backend = ops::parse_backend(o.backend);
-  options.chunk = o.chunk;
-  options.segment_chunks = o.segment_chunks;
-  return options;
+RunOptions run_options(const BenchOptions& o) {
+  return {.backend = ops::parse_backend(o.backend), .chunk = o.chunk, .segment_chunks = o.segment_chunks};
 }
 
-ops::RecurrenceOptions recurrence_options(const BenchOptions& o) {
-  return {ops::parse_backend(o.backend), std::nullopt, o.chunk, o.segment_chunks};
+Op op_to_run(const BenchOptions& o) { return o.op == kStep ? Op::kCyclicFlow : op_of(o.op); }
+
+Tensors inputs_on_device(const Context& c, const OpShape& shape) {
+  return moved_to(make_inputs(layer_case(op_to_run(c.options), shape, c.dtype)), c.device);
 }
 
-std::vector<TensorError> check_cyclic_flow(const Context& c) {
-  const ops::CyclicFlowInputs in = random_cyclic_flow(c.check_shape(kCheckTokens), c.dtype, c.device);
-  CyclicFlowUpstream upstream;
-  upstream.o = random_normal(in.v.sizes(), c.dtype, c.device, 2);
-  if (!c.needs_gradients()) upstream = {};
-  ops::CyclicFlowOptions reference;
-  reference.backend = ops::Backend::kReference;
-  return compare_all(run_cyclic_flow(in, upstream, cyclic_flow_options(c.options)), run_cyclic_flow(in, upstream, reference), c.dtype);
-}
+at::Tensor gradient_of_o(const Context& c, const Tensors& inputs) { return random_normal(inputs.at("v").sizes(), c.dtype, c.device, 2); }
 
-std::vector<TensorError> check_recurrence(const Context& c) {
-  const ops::Recurrence& r = ops::recurrence_of(c.options.op);
-  const ops::RecurrenceInputs in = random_recurrence(r, c.check_shape(kCheckTokens), c.dtype, c.device);
-  const at::Tensor grad = random_normal(in.v.sizes(), c.dtype, c.device, 2);
-  ops::RecurrenceOptions reference;
-  reference.backend = ops::Backend::kReference;
-  return compare_all(run_recurrence(r, in, grad, recurrence_options(c.options)), run_recurrence(r, in, grad, reference), c.dtype);
+// The recurrences are always checked with their gradients.
+std::vector<TensorError> check_op(const Context& c) {
+  const Op op = op_to_run(c.options);
+  const Tensors inputs = inputs_on_device(c, c.check_shape(kCheckTokens));
+  const Tensors gradient = {{"o", gradient_of_o(c, inputs)}};
+  const Tensors upstream = c.needs_gradients() || op != Op::kCyclicFlow ? gradient : Tensors();
+  return compare_all(run_op(op, inputs, upstream, run_options(c.options)),
+                     run_op(op, inputs, upstream, {.backend = ops::Backend::kReference}), c.dtype);
 }
 
 std::vector<TensorError> check_step(const Context& c) {
   OpShape shape = c.check_shape(kCheckSteps);
   shape.T = kCheckSteps;
-  const ops::CyclicFlowInputs in = random_cyclic_flow(shape, c.dtype, c.device);
-  ops::CyclicFlowOptions reference;
-  reference.backend = ops::Backend::kReference;
-  return compare_all(run_steps(in, cyclic_flow_options(c.options)), run_cyclic_flow(in, {}, reference), c.dtype);
+  const Tensors inputs = inputs_on_device(c, shape);
+  return compare_all(run_steps(Op::kCyclicFlow, inputs, run_options(c.options)),
+                     run_op(Op::kCyclicFlow, inputs, {}, {.backend = ops::Backend::kReference}), c.dtype);
 }
 
 // A yardstick for arithmetic: 256 x 256 x 256 stays in a CPU's cache; a GPU wants more.
@@ -132,54 +126,33 @@ struct Timed {
   std::function<void()> backward;  // of the last forward
 };
 
-Timed timed_cyclic_flow(const Context& c) {
+Timed timed_op(const Context& c) {
   struct Work {
-    ops::CyclicFlowInputs in;
-    ops::CyclicFlowOptions options;
+    std::function<at::Tensor()> call;
+    std::vector<at::Tensor> leaves, gradients;
     at::Tensor grad, o;
-    std::vector<at::Tensor> gradients;
   };
+  Tensors inputs = inputs_on_device(c, c.options.shape);
+  if (c.needs_gradients()) inputs = with_gradients(inputs);
   auto w = std::make_shared<Work>();
-  w->in = random_cyclic_flow(c.options.shape, c.dtype, c.device);
-  if (c.needs_gradients()) w->in = with_gradients(w->in);
-  w->options = cyclic_flow_options(c.options);
-  w->grad = random_normal(w->in.v.sizes(), c.dtype, c.device, 2);
+  w->call = prepared_call(op_to_run(c.options), inputs, run_options(c.options));
+  w->leaves = leaves(inputs);
+  w->grad = gradient_of_o(c, inputs);
   return {[w] {
             w->o.reset();
             w->gradients.clear();
-            w->o = ops::cyclic_flow(w->in, w->options).o;
+            w->o = w->call();
           },
-          [w] { w->gradients = torch::autograd::grad({w->o}, leaves(w->in), {w->grad}); }};
-}
-
-Timed timed_recurrence(const Context& c) {
-  struct Work {
-    const ops::Recurrence& op;
-    ops::RecurrenceInputs in;
-    ops::RecurrenceOptions options;
-    at::Tensor grad, o;
-    std::vector<at::Tensor> gradients;
-  };
-  const ops::Recurrence& r = ops::recurrence_of(c.options.op);
-  const ops::RecurrenceInputs in = random_recurrence(r, c.options.shape, c.dtype, c.device);
-  const at::Tensor grad = random_normal(in.v.sizes(), c.dtype, c.device, 2);
-  auto w = std::make_shared<Work>(Work{r, c.needs_gradients() ? with_gradients(in) : in, recurrence_options(c.options), grad, {}, {}});
-  return {[w] {
-            w->o.reset();
-            w->gradients.clear();
-            w->o = ops::run_recurrence(w->op, w->in, w->options).o;
-          },
-          [w] { w->gradients = torch::autograd::grad({w->o}, leaves(w->in), {w->grad}); }};
+          [w] { w->gradients = torch::autograd::grad({w->o}, w->leaves, {w->grad}); }};
 }
 
 Json bench_chunked(const Context& c) {
-  const bool flow = c.options.op == "cyclic_flow";
   Gemm gemm(c.device, c.dtype);
   gemm.task().run();
   reset_peak();
   const int64_t before = resident_bytes();
-  const Timed timed = flow ? timed_cyclic_flow(c) : timed_recurrence(c);
-  const Flops flops = flow ? cyclic_flow_flops(c.options.shape) : recurrence_flops(ops::recurrence_of(c.options.op), c.options.shape);
+  const Timed timed = timed_op(c);
+  const Flops flops = op_flops(op_to_run(c.options), c.options.shape);
 
   // The sweep over T wants the memory of the op alone: the first run of each pass, before the clock's own buffers are there.
   const std::string& pass = c.options.pass;
@@ -210,10 +183,10 @@ Json bench_chunked(const Context& c) {
 Json bench_step(const Context& c) {
   OpShape one = c.options.shape;
   one.T = 1;
-  const ops::CyclicFlowInputs token = random_cyclic_flow(one, c.dtype, c.device);
+  const Tensors token = inputs_on_device(c, one);
   const ops::CyclicFlowState state = first_state(token);
   const ops::CyclicFlowStepInputs in = step_inputs(token, 0);
-  const ops::CyclicFlowOptions step_options = cyclic_flow_options(c.options);
+  const ops::CyclicFlowOptions step_options = run_options(c.options);
   const auto options = at::TensorOptions(c.device).dtype(at::kFloat);
   const at::Tensor from = at::ones({int64_t{256} << 18}, options);  // 256 MiB
   at::Tensor to = at::zeros_like(from);
@@ -238,24 +211,19 @@ Json bench_step(const Context& c) {
   return Json::array({row});
 }
 
-// Runs one token to see which backend takes it.
+// The backend that takes a token of these widths; throws with the reason if one that was forced refuses.
 std::string running_backend(const Context& c) {
   OpShape one = c.options.shape;
   one.B = 1;
   one.T = 1;
-  const ops::CyclicFlowOptions options = cyclic_flow_options(c.options);
-  if (c.options.op == "step") {
-    const ops::CyclicFlowInputs in = random_cyclic_flow(one, c.dtype, c.device);
-    const auto offers = ops::cyclic_flow_step_backends(step_inputs(in, 0), first_state(in));
-    return ops::backend_name(ops::choose_backend("cyclic_flow_step", options.backend, offers));
+  const Tensors inputs = inputs_on_device(c, one);
+  const ops::Backend wanted = ops::parse_backend(c.options.backend);
+  if (c.options.op == kStep) {
+    const auto offers = ops::cyclic_flow_step_backends(step_inputs(inputs, 0), first_state(inputs));
+    return ops::backend_name(ops::choose_backend("cyclic_flow_step", wanted, offers));
   }
-  if (c.options.op == "cyclic_flow") {
-    const ops::CyclicFlowInputs in = random_cyclic_flow(one, c.dtype, c.device);
-    return ops::backend_name(ops::cyclic_flow(c.needs_gradients() ? with_gradients(in) : in, options).backend);
-  }
-  const ops::Recurrence& r = ops::recurrence_of(c.options.op);
-  const ops::RecurrenceInputs in = random_recurrence(r, one, c.dtype, c.device);
-  return ops::backend_name(ops::run_recurrence(r, c.needs_gradients() ? with_gradients(in) : in, recurrence_options(c.options)).backend);
+  const auto offers = op_backends(op_to_run(c.options), c.needs_gradients() ? with_gradients(inputs) : inputs);
+  return ops::backend_name(ops::choose_backend(c.options.op.c_str(), wanted, offers));
 }
 
 double value(const Json& row, const char* key) { return row.at(key).is_null() ? 0 : row.at(key).get<double>(); }
@@ -302,7 +270,7 @@ int run_bench(BenchOptions options) {
   if (options.shape.M % 2 != 0)
     throw std::invalid_argument("--M is " + std::to_string(options.shape.M) + "; wanted an even number of stored slots");
   const at::Device device = parse_device(options.device);
-  options.shape.B = options.B.value_or(options.op == "step" ? kStepBatch : 1);
+  options.shape.B = options.B.value_or(options.op == kStep ? kStepBatch : 1);
   const bool quiet = options.json == "-";
   if (options.scaling) {
     const Json rows = bench_scaling(options);
@@ -314,20 +282,18 @@ int run_bench(BenchOptions options) {
   const OpShape& s = options.shape;
   if (!quiet) {
     std::cout << text("%s  B%lld T%lld H%lld K%lld V%lld M%lld %s  backend %s, %s, %d threads\n", options.op.c_str(),
-                      static_cast<long long>(s.B), static_cast<long long>(options.op == "step" ? 1 : s.T), static_cast<long long>(s.H),
+                      static_cast<long long>(s.B), static_cast<long long>(options.op == kStep ? 1 : s.T), static_cast<long long>(s.H),
                       static_cast<long long>(s.K), static_cast<long long>(s.V), static_cast<long long>(s.M), options.dtype.c_str(),
                       c.backend.c_str(), options.device.c_str(), at::get_num_threads())
               << std::flush;
   }
-  const std::vector<TensorError> errors = options.op == "step"          ? check_step(c)
-                                          : options.op == "cyclic_flow" ? check_cyclic_flow(c)
-                                                                        : check_recurrence(c);
+  const std::vector<TensorError> errors = options.op == kStep ? check_step(c) : check_op(c);
   if (!report_check(errors, quiet)) {
     std::cerr << "cyfa: error: the check failed, so nothing was timed\n";
     return kCheckFailed;
   }
   std::cout.flush();
-  Json rows = options.op == "step" ? bench_step(c) : bench_chunked(c);
+  Json rows = options.op == kStep ? bench_step(c) : bench_chunked(c);
   for (Json& row : rows) add_machine(row, errors, device);
   if (!quiet) print(rows);
   if (!options.json.empty()) write_rows(options.json, rows);
@@ -341,8 +307,9 @@ void add_bench_op(CLI::App& bench, Action& action) {
       bench.add_subcommand("op", "Check an operator against the reference, then time it beside a plain matrix product or copy.");
   auto o = std::make_shared<BenchOptions>();
   const auto size = CLI::Range(int64_t{1}, int64_t{1} << 24);
-  std::vector<std::string> names = {"cyclic_flow", "step"};
-  for (const ops::Recurrence& r : ops::recurrences()) names.emplace_back(r.op);
+  std::vector<std::string> names;
+  for (const Op op : all_ops()) names.push_back(op_name(op));
+  names.emplace_back(kStep);
   command->add_option("--op", o->op, "Operator to time; step is one decode step of cyclic_flow")
       ->check(CLI::IsMember(names))
       ->capture_default_str();

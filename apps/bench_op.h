@@ -11,7 +11,7 @@ namespace cyfa::app {
 
 struct BenchOptions {
   std::string op = "cyclic_flow";
-  OpShape shape;
+  cases::OpShape shape;
   std::optional<int64_t> B;  // as given; the default depends on the op
   std::string dtype = "fp32";
   std::string backend = "auto";

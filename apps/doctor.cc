@@ -17,6 +17,8 @@
 namespace cyfa::app {
 namespace {
 
+using namespace cases;
+
 struct BackendReport {
   std::string op, device;
   std::vector<ops::BackendOffer> offers;
@@ -55,76 +57,36 @@ struct Sample {
     dtype = at::kBFloat16;
   }
 
-  ops::CyclicFlowInputs cyclic_flow() const { return random_cyclic_flow(shape, dtype, device); }
-  ops::RecurrenceInputs recurrence(const ops::Recurrence& r) const { return random_recurrence(r, shape, dtype, device); }
-  at::Tensor gradient() const { return random_normal({shape.B, shape.T, shape.H, shape.V}, dtype, device, 2); }
+  Tensors inputs(Op op) const { return moved_to(make_inputs(layer_case(op, shape, dtype)), device); }
+  Tensors gradient(Op op) const { return {{"o", make_output_gradients(layer_case(op, shape, dtype)).at("o").to(device)}}; }
 };
 
 const char* step_kernel() { return cyclic_flow::isa_name(cyclic_flow::best_isa()); }
 
-// The recurrences have no list of offers: they are asked by calling them.
-std::vector<ops::BackendOffer> recurrence_offers(const ops::Recurrence& r, const Sample& sample) {
-  const ops::RecurrenceInputs in = sample.recurrence(r);
-  std::vector<ops::BackendOffer> offers;
-  for (const ops::Backend backend : {ops::Backend::kSm90, ops::Backend::kPortable, ops::Backend::kReference}) {
-    ops::BackendOffer offer{backend, ""};
-    ops::RecurrenceOptions options;
-    options.backend = backend;
-    try {
-      ops::run_recurrence(r, in, options);
-    } catch (const std::exception& e) {
-      offer.refusal = e.what();
-      const std::string marker = "refuses: ";
-      const size_t at = offer.refusal.find(marker);
-      if (at != std::string::npos) offer.refusal.erase(0, at + marker.size());
-    }
-    offers.push_back(offer);
-  }
-  return offers;
-}
-
-Check check_recurrence(const ops::Recurrence& r, const Sample& sample) {
-  const ops::RecurrenceInputs in = sample.recurrence(r);
-  ops::RecurrenceOptions reference;
-  reference.backend = ops::Backend::kReference;
-  ops::RecurrenceOptions portable;
-  portable.backend = ops::Backend::kPortable;
-  const NamedTensors truth = run_recurrence(r, in, sample.gradient(), reference);
-  return {r.op, sample.device.str(), "portable", compare_all(run_recurrence(r, in, sample.gradient(), portable), truth, sample.dtype)};
-}
-
 // Every backend that takes the sample, against the reference; the outputs alone where a backend gives no gradients.
-void examine_device(const Sample& sample, Report& report) {
-  const ops::CyclicFlowInputs in = sample.cyclic_flow();
+void examine_op(Op op, const Sample& sample, Report& report) {
+  const Tensors inputs = sample.inputs(op), gradient = sample.gradient(op);
   const std::string device = sample.device.str();
-  CyclicFlowUpstream upstream;
-  upstream.o = sample.gradient();
-  ops::CyclicFlowOptions options;
-  options.backend = ops::Backend::kReference;
-  const NamedTensors truth = run_cyclic_flow(in, upstream, options);
-  const auto judge = [&](const char* op, const std::string& backend, const NamedTensors& actual) {
-    const bool gradients = std::any_of(actual.begin(), actual.end(), [](const auto& entry) { return entry.first == "d_q"; });
-    report.checks.push_back({op, device, backend, compare_all(actual, gradients ? truth : outputs_of(truth), sample.dtype)});
+  const Tensors truth = run_op(op, inputs, gradient, {.backend = ops::Backend::kReference});
+  const auto judge = [&](const std::string& name, const std::vector<ops::BackendOffer>& offers, const auto& run) {
+    report.backends.push_back({name, device, offers});
+    for (const ops::BackendOffer& offer : offers) {
+      if (!offer.refusal.empty() || offer.backend == ops::Backend::kReference) continue;
+      const Tensors actual = run(offer.backend);
+      const Tensors expected = actual.contains("d_q") ? truth : without_gradients(truth);
+      report.checks.push_back({name, device, ops::backend_name(offer.backend), compare_all(actual, expected, sample.dtype)});
+    }
   };
-  const auto takes = [](const ops::BackendOffer& offer) { return offer.refusal.empty() && offer.backend != ops::Backend::kReference; };
+  judge(op_name(op), op_backends(op, inputs), [&](ops::Backend backend) {
+    return run_op(op, inputs, gradient_refusal(op, inputs, backend).empty() ? gradient : Tensors(), {.backend = backend});
+  });
+  if (op != Op::kCyclicFlow) return;
+  judge("cyclic_flow_step", ops::cyclic_flow_step_backends(step_inputs(inputs, 0), first_state(inputs)),
+        [&](ops::Backend backend) { return run_steps(op, inputs, {.backend = backend}); });
+}
 
-  report.backends.push_back({"cyclic_flow", device, ops::cyclic_flow_backends(in)});
-  for (const ops::BackendOffer& offer : report.backends.back().offers) {
-    if (!takes(offer)) continue;
-    options.backend = offer.backend;
-    judge("cyclic_flow", ops::backend_name(offer.backend),
-          run_cyclic_flow(in, gradient_refusal(in, offer.backend).empty() ? upstream : CyclicFlowUpstream(), options));
-  }
-  report.backends.push_back({"cyclic_flow_step", device, ops::cyclic_flow_step_backends(step_inputs(in, 0), first_state(in))});
-  for (const ops::BackendOffer& offer : report.backends.back().offers) {
-    if (!takes(offer)) continue;
-    options.backend = offer.backend;
-    judge("cyclic_flow_step", ops::backend_name(offer.backend), run_steps(in, options));
-  }
-  for (const ops::Recurrence& r : ops::recurrences()) {
-    report.backends.push_back({r.op, device, recurrence_offers(r, sample)});
-    report.checks.push_back(check_recurrence(r, sample));
-  }
+void examine_device(const Sample& sample, Report& report) {
+  for (const Op op : all_ops()) examine_op(op, sample, report);
 }
 
 Report examine() {

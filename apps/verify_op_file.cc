@@ -1,6 +1,8 @@
 #include "apps/verify_op_file.h"
 
 #include <charconv>
+#include <cmath>
+#include <functional>
 #include <set>
 
 #include "cyfa/io/file_error.h"
@@ -8,6 +10,8 @@
 
 namespace cyfa::app {
 namespace {
+
+using namespace cases;
 
 // States of this many numbers would not fit the memory of most machines; real vector files are far below.
 constexpr double kMostStateNumbers = 1 << 28;
@@ -97,78 +101,79 @@ class Reader {
 };
 
 // A file of a few bytes can name sizes that make a state of any size: where T is 0, or for many empty sequences.
-void check_state_size(const Reader& file, const ops::CyclicFlowInputs& in, int64_t N) {
-  const auto size = [](const at::Tensor& x, int64_t i) { return static_cast<double>(x.size(i)); };
-  const double numbers = static_cast<double>(N) * size(in.q, 2) * (size(in.readout, 1) + 1) * (size(in.q, 3) + size(in.v, 3));
+void check_state_size(const Reader& file, const Tensors& in, int64_t N) {
+  const auto size = [&](const char* name, int64_t i) { return static_cast<double>(in.at(name).size(i)); };
+  const double numbers = static_cast<double>(N) * size("q", 2) * (size("readout", 1) + 1) * (size("q", 3) + size("v", 3));
   if (numbers > kMostStateNumbers) {
-    file.fail("tensor \"q\": shape " + shape_text(in.q.sizes().vec()) + " and " + std::to_string(N) +
+    file.fail("tensor \"q\": shape " + shape_text(in.at("q").sizes().vec()) + " and " + std::to_string(N) +
               " sequences ask for a state of more than 2^28 numbers");
   }
 }
-
-at::Tensor moved(const at::Tensor& x, at::ScalarType dtype, at::Device device) { return x.defined() ? x.to(device, dtype) : x; }
 
 }  // namespace
 
 OpFile read_op_file(const std::filesystem::path& path) {
   Reader file(path);
   OpFile out;
-  ops::CyclicFlowInputs& in = out.inputs;
-  in.q = file.take("q", {{"B", -1}, {"T", -1}, {"H", -1}, {"K", -1}});
-  const int64_t B = in.q.size(0);
-  const int64_t T = in.q.size(1);
-  const int64_t H = in.q.size(2);
-  const int64_t K = in.q.size(3);
-  in.k = file.take("k", {{"B", B}, {"T", T}, {"H", H}, {"K", K}});
-  in.v = file.take("v", {{"B", B}, {"T", T}, {"H", H}, {"V", -1}});
-  in.log_alpha = file.take("g", {{"B", B}, {"T", T}, {"H", H}});
-  in.delta = file.take("delta", {{"B", B}, {"T", T}, {"H", H}});
-  in.beta = file.take("beta", {{"B", B}, {"T", T}, {"H", H}});
-  in.readout = file.take("readout", {{"H", H}, {"m", -1}, {"m", -1}});
-  if (file.has("cu_seqlens")) in.cu_seqlens = file.take_offsets("cu_seqlens");
-  const int64_t N = in.cu_seqlens ? in.cu_seqlens->numel() - 1 : B;
-  const int64_t V = in.v.size(3);
-  const int64_t M = in.readout.size(1) + 1;
+  Tensors& in = out.inputs;
+  // Tensors are asked for under our names, read under the file's.
+  const auto take = [&](Tensors& to, const std::string& name, std::initializer_list<Dim> wanted) {
+    to[name] = file.take(vector_name(name), wanted);
+  };
+  take(in, "q", {{"B", -1}, {"T", -1}, {"H", -1}, {"K", -1}});
+  const int64_t B = in.at("q").size(0), T = in.at("q").size(1), H = in.at("q").size(2), K = in.at("q").size(3);
+  take(in, "k", {{"B", B}, {"T", T}, {"H", H}, {"K", K}});
+  take(in, "v", {{"B", B}, {"T", T}, {"H", H}, {"V", -1}});
+  for (const char* gate : {"log_alpha", "delta", "beta"}) take(in, gate, {{"B", B}, {"T", T}, {"H", H}});
+  take(in, "readout", {{"H", H}, {"m", -1}, {"m", -1}});
+  if (file.has("cu_seqlens")) in["cu_seqlens"] = file.take_offsets("cu_seqlens");
+  const int64_t N = in.contains("cu_seqlens") ? in.at("cu_seqlens").numel() - 1 : B;
+  const int64_t V = in.at("v").size(3), M = in.at("readout").size(1) + 1;
   check_state_size(file, in, N);
-  if (file.has("q_norm_weight")) in.q_norm_weight = file.take("q_norm_weight", {{"K", K}});
-  if (file.has("k_norm_weight")) in.k_norm_weight = file.take("k_norm_weight", {{"K", K}});
+  for (const char* weight : {"q_norm_weight", "k_norm_weight"}) {
+    if (file.has(weight)) take(in, weight, {{"K", K}});
+  }
 
-  const auto take_state = [&](const std::string& prefix, bool all) {
-    const auto take = [&](const char* part, std::initializer_list<Dim> wanted) {
-      return all ? file.take(prefix + part, wanted) : file.take_if_there(prefix + part, wanted);
+  // The parts of a state under `prefix`: every one of them, or those that are there.
+  const auto take_state = [&](const std::string& prefix, bool all, const std::function<void(const char* part, const at::Tensor&)>& put) {
+    const auto part = [&](const char* name, std::initializer_list<Dim> wanted) {
+      const std::string stored = vector_name(prefix + name);
+      if (all || file.has(stored)) put(name, file.take(stored, wanted));
     };
-    return ops::CyclicFlowState{take("k", {{"N", N}, {"H", H}, {"K", K}, {"M", M}}), take("v", {{"N", N}, {"H", H}, {"M", M}, {"V", V}}),
-                                take("lambda", {{"N", N}, {"H", H}})};
+    part("k", {{"N", N}, {"H", H}, {"K", K}, {"M", M}});
+    part("v", {{"N", N}, {"H", H}, {"M", M}, {"V", V}});
+    part("clock", {{"N", N}, {"H", H}});
   };
-  if (file.has("initial_k") || file.has("initial_v") || file.has("initial_lambda")) in.initial_state = take_state("initial_", true);
-  out.upstream.o = file.take_if_there("do", {{"B", B}, {"T", T}, {"H", H}, {"V", V}});
-  out.upstream.final_state = take_state("d_final_", false);
+  const bool has_state = file.has("initial_k") || file.has("initial_v") || file.has("initial_lambda");
+  if (has_state) {
+    take_state("initial_", true, [&](const std::string& part, const at::Tensor& x) { in["initial_" + part] = x; });
+  }
+  if (file.has("do")) out.gradients["o"] = file.take("do", {{"B", B}, {"T", T}, {"H", H}, {"V", V}});
+  take_state("d_final_", false, [&](const std::string& part, const at::Tensor& x) { out.gradients["final_" + part] = x; });
 
-  const auto expect = [&](const std::string& name, const at::Tensor& x) {
-    if (x.defined()) out.expected.emplace_back(name, x);
+  const auto expect = [&](const std::string& name, std::initializer_list<Dim> wanted) {
+    if (file.has(vector_name(name))) out.expected.emplace_back(name, file.take(vector_name(name), wanted));
   };
-  expect("o", file.take_if_there("o", {{"B", B}, {"T", T}, {"H", H}, {"V", V}}));
   const auto expect_state = [&](const std::string& prefix) {
-    const ops::CyclicFlowState state = take_state(prefix, false);
-    expect(prefix + "k", state.k);
-    expect(prefix + "v", state.v);
-    expect(prefix + "lambda", state.clock);
+    take_state(prefix, false, [&](const std::string& part, const at::Tensor& x) { out.expected.emplace_back(prefix + part, x); });
   };
+  expect("o", {{"B", B}, {"T", T}, {"H", H}, {"V", V}});
   expect_state("final_");
   const size_t outputs = out.expected.size();
-  expect("d_q", file.take_if_there("d_q", {{"B", B}, {"T", T}, {"H", H}, {"K", K}}));
-  expect("d_k", file.take_if_there("d_k", {{"B", B}, {"T", T}, {"H", H}, {"K", K}}));
-  expect("d_v", file.take_if_there("d_v", {{"B", B}, {"T", T}, {"H", H}, {"V", V}}));
-  for (const char* gate : {"d_g", "d_delta", "d_beta"}) expect(gate, file.take_if_there(gate, {{"B", B}, {"T", T}, {"H", H}}));
-  expect("d_readout", file.take_if_there("d_readout", {{"H", H}, {"m", M - 1}, {"m", M - 1}}));
-  if (in.q_norm_weight) expect("d_q_norm_weight", file.take_if_there("d_q_norm_weight", {{"K", K}}));
-  if (in.k_norm_weight) expect("d_k_norm_weight", file.take_if_there("d_k_norm_weight", {{"K", K}}));
-  if (in.initial_state) expect_state("d_initial_");
+  expect("d_q", {{"B", B}, {"T", T}, {"H", H}, {"K", K}});
+  expect("d_k", {{"B", B}, {"T", T}, {"H", H}, {"K", K}});
+  expect("d_v", {{"B", B}, {"T", T}, {"H", H}, {"V", V}});
+  for (const char* gate : {"d_log_alpha", "d_delta", "d_beta"}) expect(gate, {{"B", B}, {"T", T}, {"H", H}});
+  expect("d_readout", {{"H", H}, {"m", M - 1}, {"m", M - 1}});
+  for (const char* weight : {"q_norm_weight", "k_norm_weight"}) {
+    if (in.contains(weight)) expect(std::string("d_") + weight, {{"K", K}});
+  }
+  if (has_state) expect_state("d_initial_");
   file.expect_nothing_else();
 
   if (out.expected.empty()) file.fail("holds no expected tensor (o, final_k, d_q, ...): there is nothing to compare with");
-  if (out.expected.size() > outputs && !out.upstream.any()) {
-    file.fail("holds expected gradients (" + out.expected[outputs].first +
+  if (out.expected.size() > outputs && out.gradients.empty()) {
+    file.fail("holds expected gradients (" + vector_name(out.expected[outputs].first) +
               ", ...) and neither do nor d_final_*, from which they would come");
   }
   out.options.scale = file.number("scale", 1.0 / std::sqrt(static_cast<double>(K)));
@@ -176,24 +181,17 @@ OpFile read_op_file(const std::filesystem::path& path) {
   return out;
 }
 
-ops::CyclicFlowInputs converted(const ops::CyclicFlowInputs& in, at::ScalarType dtype, at::Device device) {
-  const at::ScalarType rest = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  ops::CyclicFlowInputs out{moved(in.q, dtype, device),
-                            moved(in.k, dtype, device),
-                            moved(in.v, dtype, device),
-                            moved(in.log_alpha, rest, device),
-                            moved(in.delta, rest, device),
-                            moved(in.beta, rest, device),
-                            moved(in.readout, rest, device),
-                            std::nullopt,
-                            std::nullopt,
-                            std::nullopt,
-                            in.cu_seqlens};
-  if (in.q_norm_weight) out.q_norm_weight = moved(*in.q_norm_weight, rest, device);
-  if (in.k_norm_weight) out.k_norm_weight = moved(*in.k_norm_weight, rest, device);
-  if (in.initial_state) {
-    out.initial_state = {moved(in.initial_state->k, rest, device), moved(in.initial_state->v, rest, device),
-                         moved(in.initial_state->clock, at::kDouble, device)};
+Tensors converted(const Tensors& x, at::ScalarType dtype, at::Device device) {
+  const std::set<std::string> main = {"q", "k", "v", "o"};
+  Tensors out;
+  for (const auto& [name, t] : x) {
+    if (name == "cu_seqlens") {
+      out[name] = t;
+    } else if (name.ends_with("clock")) {
+      out[name] = t.to(device, at::kDouble);
+    } else {
+      out[name] = t.to(device, main.contains(name) || dtype == at::kDouble ? dtype : at::kFloat);
+    }
   }
   return out;
 }

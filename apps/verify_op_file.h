@@ -16,16 +16,16 @@
 namespace cyfa::app {
 
 struct OpFile {
-  ops::CyclicFlowInputs inputs;  // fp64, on the CPU
-  CyclicFlowUpstream upstream;
-  NamedTensors expected;  // fp64
-  ops::CyclicFlowOptions options;
+  cases::Tensors inputs, gradients;  // fp64, on the CPU; under the names of cyfa/ops/cases/op_case.h, as all here
+  cases::NamedTensors expected;      // fp64, in the order above
+  cases::RunOptions options;
 };
 
 // Throws io::FileError that names the file and the tensor.
 OpFile read_op_file(const std::filesystem::path& path);
 
-// The inputs as an op takes them: q, k, v in dtype, the rest in fp32 (fp64 for fp64), on a device.
-ops::CyclicFlowInputs converted(const ops::CyclicFlowInputs& in, at::ScalarType dtype, at::Device device);
+// Inputs or gradients as an op takes them, on a device: q, k, v and o in dtype, the clocks in fp64, the rest in fp32 (fp64 for fp64).
+// cu_seqlens stays as it is.
+cases::Tensors converted(const cases::Tensors& x, at::ScalarType dtype, at::Device device);
 
 }  // namespace cyfa::app

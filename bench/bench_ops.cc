@@ -5,15 +5,13 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/types.h>
 
-#include "apps/op_case.h"
-#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
-#include "cyfa/ops/recurrence/table.h"
+#include "cyfa/ops/cases/op_case.h"
 
 namespace {
 
 using benchmark::Counter;
 using benchmark::State;
-using cyfa::app::OpShape;
+using namespace cyfa::cases;
 
 // Arguments of every benchmark of an op: B, T, H, K = V, M.
 OpShape shape_of(const State& state) {
@@ -26,43 +24,33 @@ void count(State& state, double flops) {
   state.counters["tokens/s"] = Counter(static_cast<double>(state.range(0) * state.range(1)) * runs, Counter::kIsRate);
 }
 
-void cyclic_flow_forward(State& state) {
+void forward(State& state, Op op) {
   const at::NoGradGuard no_grad;
   const OpShape shape = shape_of(state);
-  const auto in = cyfa::app::random_cyclic_flow(shape, at::kFloat, at::kCPU);
-  for (auto _ : state) benchmark::DoNotOptimize(cyfa::ops::cyclic_flow(in).o);
-  count(state, cyfa::app::cyclic_flow_flops(shape).forward);
+  const auto call = prepared_call(op, make_inputs(layer_case(op, shape, at::kFloat)));
+  for (auto _ : state) benchmark::DoNotOptimize(call());
+  count(state, op_flops(op, shape).forward);
 }
 
-void cyclic_flow_forward_backward(State& state) {
+void forward_backward(State& state, Op op) {
   const OpShape shape = shape_of(state);
-  const auto in = cyfa::app::with_gradients(cyfa::app::random_cyclic_flow(shape, at::kFloat, at::kCPU));
-  const at::Tensor grad = cyfa::app::random_normal(in.v.sizes(), at::kFloat, at::kCPU, 2);
-  for (auto _ : state) benchmark::DoNotOptimize(torch::autograd::grad({cyfa::ops::cyclic_flow(in).o}, cyfa::app::leaves(in), {grad}));
-  const cyfa::app::Flops flops = cyfa::app::cyclic_flow_flops(shape);
-  count(state, flops.forward + flops.backward);
-}
-
-void recurrence_forward_backward(State& state, const char* op) {
-  const cyfa::ops::Recurrence& r = cyfa::ops::recurrence_of(op);
-  const OpShape shape = shape_of(state);
-  const auto in = cyfa::app::with_gradients(cyfa::app::random_recurrence(r, shape, at::kFloat, at::kCPU));
-  const at::Tensor grad = cyfa::app::random_normal(in.v.sizes(), at::kFloat, at::kCPU, 2);
-  for (auto _ : state)
-    benchmark::DoNotOptimize(torch::autograd::grad({cyfa::ops::run_recurrence(r, in, {}).o}, cyfa::app::leaves(in), {grad}));
-  const cyfa::app::Flops flops = cyfa::app::recurrence_flops(r, shape);
+  const Tensors in = with_gradients(make_inputs(layer_case(op, shape, at::kFloat)));
+  const auto call = prepared_call(op, in);
+  const at::Tensor grad = random_normal(in.at("v").sizes(), at::kFloat, at::kCPU, 2);
+  for (auto _ : state) benchmark::DoNotOptimize(torch::autograd::grad({call()}, leaves(in), {grad}));
+  const Flops flops = op_flops(op, shape);
   count(state, flops.forward + flops.backward);
 }
 
 // Small batches stay in the cache; 64 sequences of the 400M model's layer do not.
 void cyclic_flow_step(State& state) {
   const OpShape shape = shape_of(state);
-  const auto token = cyfa::app::random_cyclic_flow(shape, at::kFloat, at::kCPU);
-  const auto memory = cyfa::app::first_state(token);
-  const auto in = cyfa::app::step_inputs(token, 0);
+  const Tensors token = make_inputs(layer_case(Op::kCyclicFlow, shape, at::kFloat));
+  const auto memory = first_state(token);
+  const auto in = step_inputs(token, 0);
   for (auto _ : state) benchmark::DoNotOptimize(cyfa::ops::cyclic_flow_step(in, memory));
   const auto runs = static_cast<double>(state.iterations());
-  state.counters["bytes/s"] = Counter(cyfa::app::step_bytes(shape) * runs, Counter::kIsRate);
+  state.counters["bytes/s"] = Counter(step_bytes(shape) * runs, Counter::kIsRate);
   state.counters["tokens/s"] = Counter(static_cast<double>(shape.B) * runs, Counter::kIsRate);
 }
 
@@ -86,19 +74,22 @@ void step_shapes(benchmark::internal::Benchmark* b) {
   b->UseRealTime()->Unit(benchmark::kMicrosecond);
 }
 
-BENCHMARK(sgemm)->Arg(256)->UseRealTime()->Unit(benchmark::kMicrosecond);
-BENCHMARK(cyclic_flow_forward)->Apply(op_shapes);
-BENCHMARK(cyclic_flow_forward_backward)->Apply(op_shapes);
-BENCHMARK_CAPTURE(recurrence_forward_backward, la, "la")->Apply(op_shapes);
-BENCHMARK_CAPTURE(recurrence_forward_backward, fixed_scalar_gated_la, "fixed_scalar_gated_la")->Apply(op_shapes);
-BENCHMARK_CAPTURE(recurrence_forward_backward, scalar_gated_la, "scalar_gated_la")->Apply(op_shapes);
-BENCHMARK_CAPTURE(recurrence_forward_backward, row_gated_la, "row_gated_la")->Apply(op_shapes);
-BENCHMARK_CAPTURE(recurrence_forward_backward, column_gated_la, "column_gated_la")->Apply(op_shapes);
-BENCHMARK_CAPTURE(recurrence_forward_backward, delta_rule, "delta_rule")->Apply(op_shapes);
-BENCHMARK_CAPTURE(recurrence_forward_backward, scalar_gated_delta_rule, "scalar_gated_delta_rule")->Apply(op_shapes);
-BENCHMARK_CAPTURE(recurrence_forward_backward, row_gated_delta_rule, "row_gated_delta_rule")->Apply(op_shapes);
-BENCHMARK(cyclic_flow_step)->Apply(step_shapes);
+void add_benchmarks() {
+  benchmark::RegisterBenchmark("sgemm", sgemm)->Arg(256)->UseRealTime()->Unit(benchmark::kMicrosecond);
+  benchmark::RegisterBenchmark("cyclic_flow_forward", forward, Op::kCyclicFlow)->Apply(op_shapes);
+  for (const Op op : all_ops()) {
+    benchmark::RegisterBenchmark((op_name(op) + "_forward_backward").c_str(), forward_backward, op)->Apply(op_shapes);
+  }
+  benchmark::RegisterBenchmark("cyclic_flow_step", cyclic_flow_step)->Apply(step_shapes);
+}
 
 }  // namespace
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  add_benchmarks();
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}

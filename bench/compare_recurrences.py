@@ -145,6 +145,10 @@ def main():
     if not library.exists():
         sys.exit(f"compare_recurrences: {library} does not exist; run make build")
     torch.ops.load_library(str(library))
+    schemas = {s.name.removeprefix("cyfa::") for s in torch._C._jit_get_all_schemas() if s.name.startswith("cyfa::")}
+    missing = {name for name in schemas if name + "_step" in schemas} - {"cyclic_flow"} - set(OPS)
+    if missing:
+        sys.exit(f"compare_recurrences: no loop is written here for {', '.join(sorted(missing))}; add it to OPS")
     print(f"B{a.B} T{a.T} H{a.H} K{a.K} V{a.V} M{a.M} fp32, {torch.get_num_threads()} threads, forward + backward", flush=True)
     flow = lambda x: torch.ops.cyfa.cyclic_flow(*x.values())[0]
     timed(flow, cyclic_flow_inputs(a))

@@ -108,24 +108,19 @@ bool is(const at::Tensor& x, const std::vector<int64_t>& sizes) { return x.sizes
 // No gate above 0, none that is no number.
 bool gates_are_right(const at::Tensor& x) { return x.numel() == 0 || (x.to(at::kDouble) <= 0.0).all().item<bool>(); }
 
-// The rules of cyfa/ops/cyclic_flow/cyclic_flow.h and cyfa/ops/recurrence/recurrence.h: `shapes` says what the op takes beside q, k, v,
+// The rules of cyfa/ops/cyclic_flow/cyclic_flow.h and cyfa/ops/recurrence/table.h: `shapes` are those of what the op takes beside q, k, v,
 // state and borders.
 using Shapes = std::map<std::string, std::vector<int64_t>>;
 
 Shapes gate_shapes(Op op, int64_t B, int64_t T, int64_t H, int64_t K, int64_t V) {
   const std::vector<int64_t> token = {B, T, H};
-  switch (op) {
-    case Op::kCyclicFlow: return {{"log_alpha", token}, {"delta", token}, {"beta", token}};
-    case Op::kLa: return {};
-    case Op::kFixedScalarGatedLa: return {{"log_gamma", {H}}};
-    case Op::kScalarGatedLa: return {{"log_alpha", token}};
-    case Op::kRowGatedLa: return {{"log_alpha", {B, T, H, K}}};
-    case Op::kColumnGatedLa: return {{"log_alpha", {B, T, H, V}}};
-    case Op::kDeltaRule: return {{"beta", token}};
-    case Op::kScalarGatedDeltaRule: return {{"beta", token}, {"log_alpha", token}};
-    case Op::kRowGatedDeltaRule: return {{"beta", token}, {"log_alpha", {B, T, H, K}}};
+  if (op == Op::kCyclicFlow) return {{"log_alpha", token}, {"delta", token}, {"beta", token}};
+  const std::map<char, int64_t> sizes = {{'B', B}, {'T', T}, {'H', H}, {'K', K}, {'V', V}};
+  Shapes shapes;
+  for (const ops::RecurrenceArgument& a : op.recurrence()->arguments) {
+    for (const char letter : std::string(a.shape)) shapes[a.name].push_back(sizes.at(letter));
   }
-  return {};
+  return shapes;
 }
 
 bool right(Op op, const Tensors& x, const RunOptions& options) {

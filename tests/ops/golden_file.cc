@@ -8,25 +8,8 @@
 namespace cyfa::test {
 namespace {
 
-constexpr std::pair<const char*, const char*> kFileNames[] = {
-    {"log_alpha", "g"}, {"initial_clock", "initial_lambda"}, {"final_clock", "final_lambda"}};
-
-std::string file_name(const std::string& name) {
-  for (const auto& [ours, theirs] : kFileNames) {
-    if (name == ours) return theirs;
-  }
-  return name.starts_with("d_") ? "d_" + file_name(name.substr(2)) : name;
-}
-
-std::string our_name(const std::string& name) {
-  for (const auto& [ours, theirs] : kFileNames) {
-    if (name == theirs) return ours;
-  }
-  return name.starts_with("d_") ? "d_" + our_name(name.substr(2)) : name;
-}
-
 // Gradients that go in: do and d_final_*.
-std::string gradient_file_name(const std::string& output) { return output == "o" ? "do" : "d_" + file_name(output); }
+std::string gradient_file_name(const std::string& output) { return output == "o" ? "do" : "d_" + vector_name(output); }
 
 at::ScalarType torch_type(io::DType dtype) {
   switch (dtype) {
@@ -64,7 +47,7 @@ GoldenFile read_golden(const std::filesystem::path& path) {
     const io::TensorView& view = file.at(stored);
     const at::Tensor x = at::empty(view.shape, torch_type(view.dtype));
     file.copy_to(stored, view.dtype, {static_cast<std::byte*>(x.data_ptr()), x.nbytes()});
-    const std::string name = our_name(stored);
+    const std::string name = name_of_vector(stored);
     if (name == "do") {
       golden.gradients["o"] = x;
     } else if (name.starts_with("d_final_")) {
@@ -86,9 +69,9 @@ void write_golden(const std::filesystem::path& path, const GoldenFile& golden) {
     const at::Tensor& c = kept.back();
     tensors.push_back({name, {file_type(c.scalar_type()), c.sizes().vec(), static_cast<const std::byte*>(c.const_data_ptr()), c.nbytes()}});
   };
-  for (const auto& [name, x] : golden.inputs) add(file_name(name), x);
+  for (const auto& [name, x] : golden.inputs) add(vector_name(name), x);
   for (const auto& [name, x] : golden.gradients) add(gradient_file_name(name), x);
-  for (const auto& [name, x] : golden.results) add(file_name(name), x);
+  for (const auto& [name, x] : golden.results) add(vector_name(name), x);
   io::write_safetensors(path, tensors, {{"scale", number(golden.scale)}, {"norm_eps", number(golden.norm_eps)}, {"source", golden.source}});
 }
 

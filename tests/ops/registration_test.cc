@@ -110,6 +110,21 @@ TEST(Registration, MetaKnowsWhatForwardSaves) {
   }
 }
 
+// The shapes of what a GPU backend saves are known in builds without its kernels, which refuse only to run.
+TEST(Registration, MetaTracesSm90InEveryBuild) {
+  using Forward = std::vector<Tensor>(at::TensorList, at::IntArrayRef, double, double, at::IntArrayRef, int64_t, bool, c10::string_view);
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_forward", "").typed<Forward>();
+  const OpCase c{.B = 2, .T = 300, .K = 64, .V = 64, .M = 64, .dtype = at::kBFloat16};
+  const auto [tensors, places] = packed_inputs(on_meta(make_inputs(c)));
+  for (const int64_t keep : {0, 1, 2}) {
+    const std::vector<Tensor> out = op.call(tensors, places, 0.25, 1e-6, {16, 2, 2}, keep, true, "sm90");
+    EXPECT_EQ(out[0].sizes(), at::IntArrayRef({c.B, c.T, c.H, c.V}));
+    int64_t saved = 0;
+    for (size_t i = 4; i < out.size(); ++i) saved += out[i].numel();
+    EXPECT_EQ(saved > 0, keep == 2) << keep;
+  }
+}
+
 TEST(Registration, MetaRefusesWhatARunRefuses) {
   Tensors inputs = on_meta(make_inputs({}));
   inputs["k"] = at::empty({1, 2, 3, 4}, at::TensorOptions(at::kMeta));

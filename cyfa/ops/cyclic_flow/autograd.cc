@@ -1,8 +1,8 @@
 // Registration of cyclic_flow with torch's dispatcher: schemas, CPU, CUDA and Meta kernels, autograd.
 //
-//   cyfa::cyclic_flow            differentiable; returns o and the final state (k, v, clock), without elements if it is not requested
-//   cyfa::_cyclic_flow_forward   returns o, the final state, and what backward needs
-//   cyfa::_cyclic_flow_backward  the hand-derived backward; not differentiable itself
+//   cyfa::cyclic_flow            differentiable; returns o and the final state (k, v, clock), without elements where it is not wanted
+//   cyfa::_cyclic_flow_forward   o, final state, and what the backend saves for its backward
+//   cyfa::_cyclic_flow_backward  the hand-derived backward; itself not differentiable
 //
 // The last two take the inputs that are present as one list, and `places`, the index of each in the order of pack(). So the argument list
 // is written down once, and autograd sees all of its tensors.
@@ -55,7 +55,9 @@ TensorVector pack(CyclicFlowForward out, bool final_state) {
   if (!final_state) {
     for (Tensor* x : {&out.final_state.k, &out.final_state.v, &out.final_state.clock}) *x = at::empty({0}, x->options());
   }
-  return {out.o, out.final_state.k, out.final_state.v, out.final_state.clock, out.saved.k, out.saved.v, out.saved.clock, out.saved.scores};
+  TensorVector all = {out.o, out.final_state.k, out.final_state.v, out.final_state.clock};
+  all.insert(all.end(), out.saved.begin(), out.saved.end());
+  return all;
 }
 
 // Optional tensors are passed as lists of optionals; internally they are tensors that may be undefined.
@@ -87,15 +89,17 @@ TensorVector forward_kernel(at::TensorList inputs, at::IntArrayRef places, doubl
   CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, keep, backend);
   settings.final_state = final_state;
   check::log_alpha(kCyclicFlow, in.log_alpha);
-  if (settings.backend == Backend::kReference) return pack(cyclic_flow_reference_forward(in, settings), final_state);
-  if (settings.backend == Backend::kSm90) return pack(cyclic_flow_sm90_forward(in, settings), final_state);
-  return pack(cyclic_flow_portable_forward(in, settings), final_state);
+  return pack(cyclic_flow_backend(settings.backend).forward(in, settings), final_state);
 }
 
 TensorVector forward_meta(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size,
                           int64_t keep, bool final_state, c10::string_view backend) {
   const CyclicFlowInputs in = unpack(inputs, places);
-  return pack(empty_cyclic_flow_forward(in, check_cyclic_flow(in), settings_of(scale, norm_eps, segment_size, keep, backend)), final_state);
+  const CyclicFlowShape shape = check_cyclic_flow(in);
+  const CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, keep, backend);
+  CyclicFlowForward out = empty_cyclic_flow_forward(in, shape);
+  out.saved = cyclic_flow_backend(settings.backend).empty_saved(in, shape, settings);
+  return pack(std::move(out), final_state);
 }
 
 // The gradients in one list. Absent ones become empty tensors, because a schema cannot return an undefined tensor.
@@ -124,16 +128,14 @@ TensorVector backward_kernel(at::TensorList inputs, at::IntArrayRef places, at::
   const CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, keep, backend);
   const TensorVector g = from_optionals(grads);
   const CyclicFlowOutputGradients grad{g[0], {g[1], g[2], g[3]}};
-  if (settings.backend == Backend::kReference) return pack(cyclic_flow_reference_backward(in, settings, grad));
-  const CyclicFlowSaved kept{saved[0], saved[1], saved[2], saved[3]};
-  if (settings.backend == Backend::kSm90) return pack(cyclic_flow_sm90_backward(in, settings, kept, grad));
-  return pack(cyclic_flow_portable_backward(in, settings, kept, grad));
+  return pack(cyclic_flow_backend(settings.backend).backward(in, settings, saved, grad));
 }
 
 TensorVector backward_meta(at::TensorList inputs, at::IntArrayRef places, at::TensorList, const OptionalList&, double, double,
                            at::IntArrayRef, int64_t, c10::string_view) {
   const CyclicFlowInputs in = unpack(inputs, places);
-  return pack(empty_cyclic_flow_gradients(in, check_cyclic_flow(in)));
+  check_cyclic_flow(in);
+  return pack(empty_cyclic_flow_gradients(in));
 }
 
 TensorVector dispatch_forward(at::TensorList inputs, at::IntArrayRef places, const CyclicFlowSettings& s) {

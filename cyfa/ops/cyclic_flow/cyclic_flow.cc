@@ -1,7 +1,6 @@
 // Entry point of cyclic_flow: argument checks, defaults, choice of the backend, shapes of the results.
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "cyfa/ops/common/check.h"
@@ -102,43 +101,17 @@ std::vector<int64_t> cyclic_flow_offsets(const CyclicFlowInputs& in, const Cycli
   return s.packed ? check::sequence_offsets(kOp, *in.cu_seqlens, s.T) : batch_offsets(s.B, s.T);
 }
 
-CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const CyclicFlowShape& s, const CyclicFlowSettings& settings) {
+CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const CyclicFlowShape& s, bool states) {
   const auto compute = in.q.options().dtype(s.compute);
-  const auto clock = in.q.options().dtype(at::kDouble);
+  const int64_t N = states ? s.N : 0;
   CyclicFlowForward out;
   out.o = at::empty({s.B, s.T, s.H, s.V}, in.v.options());
-  const int64_t N = settings.backend == Backend::kSm90 && !settings.final_state ? 0 : s.N;  // the other backends need it as working memory
-  out.final_state = {at::empty({N, s.H, s.K, s.M}, compute), at::empty({N, s.H, s.M, s.V}, compute), at::empty({s.N, s.H}, clock)};
-  if (settings.backend == Backend::kSm90) {
-    out.saved = empty_cyclic_flow_sm90_saved(in, s, settings.keep == Keep::kStatesAndScores);
-    return out;
-  }
-  const bool kept = settings.backend == Backend::kPortable && settings.keep != Keep::kNothing;
-  const int64_t rows = kept ? saved_state_rows(s.packed, s.B, s.T, settings.size) : 0;
-  out.saved.k = at::empty({rows, s.H, s.K, s.M}, compute);
-  out.saved.v = at::empty({rows, s.H, s.M, s.V}, compute);
-  out.saved.clock = at::empty({kept ? s.B * s.T : 0, s.H}, clock);
-  out.saved.scores = at::empty({kept && settings.keep == Keep::kStatesAndScores ? s.B * s.T : 0, s.H, s.M}, compute);
+  out.final_state = {at::empty({N, s.H, s.K, s.M}, compute), at::empty({N, s.H, s.M, s.V}, compute),
+                     at::empty({s.N, s.H}, in.q.options().dtype(at::kDouble))};
   return out;
 }
 
-// Upper bounds that depend on shapes only, as torch.compile requires: each packed sequence ends in at most one partly filled tile. The
-// sizes of a tile and a section are those of the sm90 kernels (sm90_forward.h).
-CyclicFlowSaved empty_cyclic_flow_sm90_saved(const CyclicFlowInputs& in, const CyclicFlowShape& s, bool kept) {
-  constexpr int64_t kTile = 128, kSection = 128;  // tokens, slots
-  const int64_t sections = (s.M + kSection - 1) / kSection, filled = sections * kSection;
-  const int64_t tiles = s.packed ? s.B * s.T / kTile + s.N : s.B * ((s.T + kTile - 1) / kTile);
-  const int64_t tokens = s.B * s.T;
-  const auto single = in.q.options().dtype(at::kFloat);
-  CyclicFlowSaved saved;
-  saved.k = at::empty({kept ? sections * (tiles * s.H * 2 + 1) : 0, kSection, std::max(s.K, s.V)}, in.q.options());
-  saved.v = at::empty({kept ? s.H * filled * filled / 2 + s.H + s.K : 0}, single);
-  saved.clock = at::empty({kept ? 5 : 0, s.H, tokens}, single);
-  saved.scores = at::empty({kept ? tokens : 0, s.H, filled}, in.q.options().dtype(at::kHalf));
-  return saved;
-}
-
-CyclicFlowGradients empty_cyclic_flow_gradients(const CyclicFlowInputs& in, const CyclicFlowShape&) {
+CyclicFlowGradients empty_cyclic_flow_gradients(const CyclicFlowInputs& in) {
   const auto like = [](const at::Tensor& x) { return at::empty(x.sizes(), x.options()); };
   CyclicFlowGradients out;
   out.q = like(in.q);
@@ -154,67 +127,38 @@ CyclicFlowGradients empty_cyclic_flow_gradients(const CyclicFlowInputs& in, cons
   return out;
 }
 
-#ifndef CYFA_CUDA
-std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs&) { return "this build has no CUDA kernels"; }
-CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs&, const CyclicFlowSettings&) { return {}; }
-CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs&, const CyclicFlowSettings&, const CyclicFlowSaved&,
-                                              const CyclicFlowOutputGradients&) {
-  return {};
-}
-#endif
-
-std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& in) {
-  check_cyclic_flow(in);
-  return {
-      {Backend::kSm90, cyclic_flow_sm90_refusal(in)},
-      {Backend::kPortable, ""},
-      {Backend::kReference, ""},
-  };
-}
-
 namespace {
 
-// Head width of the sm90 kernel for heads of `columns`: 64, 128 or 256 for up to 128 slots, 256 for more.
-int64_t sm90_width(int64_t columns, const CyclicFlowShape& shape) {
-  constexpr int64_t kSection = 128;
-  int64_t width = kSm90Width;
-  while (shape.M <= kSection && width / 2 >= std::max<int64_t>(columns, kSm90Width / 4)) width /= 2;
-  return width;
+// Fastest first.
+const std::vector<CyclicFlowBackend>& backends() {
+  static const std::vector<CyclicFlowBackend> all = {cyclic_flow_sm90(), cyclic_flow_portable(), cyclic_flow_reference()};
+  return all;
 }
 
-// Pads heads with zeros to K and V columns and calls the kernels. Padding changes no sum except RMSNorm's mean, which becomes K_old / K of
-// its value: eps is scaled by the same ratio, and the norm weights by its square root.
-CyclicFlowOutput call_filled_up(const CyclicFlowInputs& in, CyclicFlowSettings settings, const CyclicFlowShape& shape, int64_t K,
-                                int64_t V) {
-  const int64_t more_k = K - shape.K, more_v = V - shape.V;
-  const double share = static_cast<double>(shape.K) / static_cast<double>(K);
-  CyclicFlowInputs wide = in;
-  wide.q = at::constant_pad_nd(in.q, {0, more_k});
-  wide.k = at::constant_pad_nd(in.k, {0, more_k});
-  wide.v = at::constant_pad_nd(in.v, {0, more_v});
-  for (std::optional<at::Tensor>* weight : {&wide.q_norm_weight, &wide.k_norm_weight}) {
-    if (*weight) *weight = at::constant_pad_nd(**weight * std::sqrt(share), {0, more_k});
-  }
-  if (in.initial_state) {
-    wide.initial_state->k = at::constant_pad_nd(in.initial_state->k, {0, 0, 0, more_k});
-    wide.initial_state->v = at::constant_pad_nd(in.initial_state->v, {0, more_v});
-  }
-  settings.norm_eps *= share;
-  CyclicFlowOutput out = call_cyclic_flow(wide, settings);
-  out.o = out.o.narrow(3, 0, shape.V).contiguous();
-  if (settings.final_state) {
-    out.final_state.k = out.final_state.k.narrow(2, 0, shape.K).contiguous();
-    out.final_state.v = out.final_state.v.narrow(3, 0, shape.V).contiguous();
-  }
-  return out;
+std::vector<BackendOffer> offers_of(const CyclicFlowInputs& in) {
+  std::vector<BackendOffer> offers;
+  for (const CyclicFlowBackend& backend : backends()) offers.push_back({backend.id, backend.refusal(in)});
+  return offers;
 }
 
 }  // namespace
 
+const CyclicFlowBackend& cyclic_flow_backend(Backend id) {
+  for (const CyclicFlowBackend& backend : backends()) {
+    if (backend.id == id) return backend;
+  }
+  check::fail(kOp, std::string("has no backend ") + backend_name(id));
+}
+
+std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& in) {
+  check_cyclic_flow(in);
+  return offers_of(in);
+}
+
 CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowOptions& options) {
   const CyclicFlowShape shape = check_cyclic_flow(in);
   CyclicFlowSettings settings;
-  settings.backend = choose_backend(kOp, options.backend, cyclic_flow_backends(in));
+  settings.backend = choose_backend(kOp, options.backend, offers_of(in));
   settings.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.K)));
   settings.norm_eps = options.norm_eps;
   settings.final_state = options.final_state;
@@ -226,11 +170,7 @@ CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowOptions
   } else {
     settings.keep = options.save_scores ? Keep::kStatesAndScores : Keep::kStates;
   }
-  if (settings.backend == Backend::kSm90) {
-    const int64_t K = sm90_width(shape.K, shape), V = sm90_width(shape.V, shape);
-    if (K != shape.K || V != shape.V) return call_filled_up(in, settings, shape, K, V);
-  }
-  return call_cyclic_flow(in, settings);
+  return cyclic_flow_backend(settings.backend).call(in, settings);
 }
 
 at::Tensor cyclic_flow_readout_table(const at::Tensor& readout) {

@@ -5,9 +5,8 @@
 //   CyclicFlowOutput out = cyclic_flow(in);             // out.o, out.final_state, out.backend
 //   out.o.sum().backward();                             // gradients of every input, including initial state and norm weights
 //
-// Letters: B batch, T tokens, N sequences (B, or the number of packed sequences in cu_seqlens), H heads, K and V head widths, M stored
-// slots, m = M - 1 active slots (odd). Types: q, k and v share a type, fp64, fp32 or bf16; states are fp32 (fp64 for fp64), the clock is
-// fp64.
+// Dimensions: B batch, T tokens, N sequences (B, or as many as cu_seqlens bounds), H heads, K and V widths of a head, M stored slots,
+// m = M - 1 active slots (odd). Types: q, k and v are all fp64, all fp32 or all bf16; states are fp32 (fp64 for fp64), the clock is fp64.
 #pragma once
 
 #include <torch/types.h>
@@ -23,8 +22,8 @@ namespace cyfa::ops {
 // The memory of N sequences in absolute-clock coordinates (eq:cyfa-absolute-coordinates).
 struct CyclicFlowState {
   at::Tensor k;      // [N, H, K, M] fp32 (fp64 for fp64 inputs)
-  at::Tensor v;      // [N, H, M, V], same type
-  at::Tensor clock;  // [N, H] fp64, which stays exact over millions of tokens; fp32 is accepted as an input
+  at::Tensor v;      // [N, H, M, V] likewise
+  at::Tensor clock;  // [N, H] fp64, exact over millions of tokens; fp32 is accepted as an input
 };
 
 // Arguments of cyclic_flow.
@@ -36,10 +35,10 @@ struct CyclicFlowInputs {
   at::Tensor delta;                              // [B, T, H] clock increments
   at::Tensor beta;                               // [B, T, H] write strengths
   at::Tensor readout;                            // [H, m, m]
-  std::optional<at::Tensor> q_norm_weight;       // [K]; absent: q is not normalised
-  std::optional<at::Tensor> k_norm_weight;       // [K]; absent: k is not normalised
-  std::optional<CyclicFlowState> initial_state;  // absent: empty memory, clock 0; not modified
-  std::optional<at::Tensor> cu_seqlens;          // [N + 1] boundaries of packed sequences (B = 1); empty sequences are allowed
+  std::optional<at::Tensor> q_norm_weight;       // [K]; absent: q is used as it comes
+  std::optional<at::Tensor> k_norm_weight;       // [K]; absent: k is used as it comes
+  std::optional<CyclicFlowState> initial_state;  // absent: empty memory, clock 0; never changed
+  std::optional<at::Tensor> cu_seqlens;          // [N + 1] bounds of packed sequences (B = 1); empty sequences are allowed
 };
 
 // Options of cyclic_flow; the defaults suit training.
@@ -49,8 +48,8 @@ struct CyclicFlowOptions {
   double norm_eps = 1e-6;
   int64_t chunk = 0;           // tokens per chunk (portable); 0: the measured default
   int64_t segment_chunks = 0;  // chunks between the states that forward saves for backward (portable); 0: the measured default
-  // Save the slot scores for backward (M numbers per token and head) instead of recomputing them. On sm90 this covers everything that
-  // backward needs: 1.3 KB per token and head (341 MB at B = 32, T = 2048, H = 4); without it, backward runs forward again.
+  // Save the slot scores for backward (M numbers per token and head) instead of recomputing them. On sm90 this applies to everything that
+  // backward needs: 1.3 KB per token and head (341 MB at B = 32, T = 2048, H = 4), or else backward runs forward again.
   bool save_scores = true;
   bool final_state = true;  // compute the state after the last token; training does not need it
 };
@@ -65,15 +64,14 @@ struct CyclicFlowOutput {
 // The operator over whole sequences. Throws ArgumentError for invalid input before anything is computed.
 CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& inputs, const CyclicFlowOptions& options = {});
 
-// The answer of each backend to these inputs, fastest first.
+// Whether each backend takes these inputs, and why not, fastest first.
 std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& inputs);
 
-// The readout table R Phi in stored order, [H, M, M] fp32 (fp64 for fp64); rows from m on and column 1 are zero. Computed once per model
-// for decode steps.
+// R Phi in stored order, [H, M, M] fp32 (fp64 for fp64): rows beyond m and column 1 are zero. Steps take it; a model computes it once.
 at::Tensor cyclic_flow_readout_table(const at::Tensor& readout);
 
-// The contents of the slots by relative age, [N, H, m, X]: rows [N, H, M, X] in absolute-clock coordinates (state.v, or state.k
-// transposed), rotated by the clock [N, H] and transformed back from Fourier coordinates.
+// The slots' contents by relative age, [N, H, m, X]: rows [N, H, M, X] in absolute-clock coordinates (state.v, or state.k transposed) are
+// rotated by the clock [N, H] and transformed back from Fourier coordinates.
 at::Tensor cyclic_flow_slots(const at::Tensor& rows, const at::Tensor& clock);
 
 // Arguments of a decode step: one token for each of B states. The states are contiguous, fp32 with the clock in fp64. k and v may both be
@@ -95,7 +93,7 @@ struct CyclicFlowStepInputs {
 // step.
 at::Tensor cyclic_flow_step(const CyclicFlowStepInputs& inputs, const CyclicFlowState& state, const CyclicFlowOptions& options = {});
 
-// The answer of each backend to such a step, fastest first.
+// Whether each backend takes such a step, and why not, fastest first.
 std::vector<BackendOffer> cyclic_flow_step_backends(const CyclicFlowStepInputs& inputs, const CyclicFlowState& state);
 
 }  // namespace cyfa::ops

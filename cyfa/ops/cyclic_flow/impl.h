@@ -1,4 +1,4 @@
-// Shared by the backends of cyclic_flow: validated inputs, what forward saves, what backward returns. Not part of the public interface.
+// What the backends of cyclic_flow share: the entry that describes a backend, checked inputs, results of a pass.
 #pragma once
 
 #include <vector>
@@ -20,7 +20,7 @@ struct CyclicFlowSettings {
   double norm_eps = 1e-6;
   SegmentSize size;
   Keep keep = Keep::kStatesAndScores;
-  bool final_state = true;  // forward returns a final state; otherwise tensors without elements
+  bool final_state = true;  // whether forward's is wanted; one that is not travels as tensors without elements
 };
 
 // Dimensions of a call.
@@ -36,19 +36,10 @@ bool needs_gradient(const CyclicFlowInputs& in);
 // Checks everything that does not need data, including the shape but not the values of cu_seqlens.
 CyclicFlowShape check_cyclic_flow(const CyclicFlowInputs& in);
 
-// What forward passes to backward besides its inputs; tensors without elements if nothing is saved. The sm90 backend saves everything or
-// nothing and has its own contents (Sm90Kept): k holds the states at tile starts, v the tables, clock the per-token values.
-struct CyclicFlowSaved {
-  at::Tensor k, v;    // [rows, H, K, M], [rows, H, M, V]: states at segment starts
-  at::Tensor clock;   // [B * T, H] fp64, after each token
-  at::Tensor scores;  // [B * T, H, M]; empty if backward recomputes them
-};
-
-// Results of a backend's forward.
 struct CyclicFlowForward {
   at::Tensor o;
   CyclicFlowState final_state;
-  CyclicFlowSaved saved;
+  std::vector<at::Tensor> saved;  // for backward; only the backend knows what it is
 };
 
 // Gradients of the outputs; undefined means zero.
@@ -63,34 +54,34 @@ struct CyclicFlowGradients {
   CyclicFlowState initial_state;
 };
 
-// Uninitialised tensors with the shapes and types that a backend returns. Also used for torch's meta device.
-CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const CyclicFlowShape& shape, const CyclicFlowSettings& settings);
-CyclicFlowGradients empty_cyclic_flow_gradients(const CyclicFlowInputs& in, const CyclicFlowShape& shape);
+// One implementation of the op. Its functions get inputs that have been checked.
+struct CyclicFlowBackend {
+  Backend id;
+  // Why it does not take these inputs; empty if it takes them.
+  std::string (*refusal)(const CyclicFlowInputs& in);
+  // The whole call, above autograd: call_cyclic_flow, or that on inputs which the backend reshapes by differentiable operations first.
+  CyclicFlowOutput (*call)(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
+  CyclicFlowForward (*forward)(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
+  CyclicFlowGradients (*backward)(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, at::TensorList saved,
+                                  const CyclicFlowOutputGradients& grad);
+  // The tensors that forward saves, uninitialised. It reads shapes alone, and so serves meta tensors.
+  std::vector<at::Tensor> (*empty_saved)(const CyclicFlowInputs& in, const CyclicFlowShape& shape, const CyclicFlowSettings& settings);
+};
 
-// Boundaries of all sequences in the flattened tokens [B * T].
+CyclicFlowBackend cyclic_flow_sm90();       // kernels for Hopper; refuses in a build without CUDA
+CyclicFlowBackend cyclic_flow_portable();   // chunk-wise on ATen
+CyclicFlowBackend cyclic_flow_reference();  // the fp64 token loop on the CPU
+
+const CyclicFlowBackend& cyclic_flow_backend(Backend id);
+
+// Uninitialised results of the right shapes and types, with nothing saved. Without `states`, the final k and v have no elements.
+CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const CyclicFlowShape& shape, bool states = true);
+CyclicFlowGradients empty_cyclic_flow_gradients(const CyclicFlowInputs& in);
+
+// Bounds of all sequences on the flat token axis [B * T].
 std::vector<int64_t> cyclic_flow_offsets(const CyclicFlowInputs& in, const CyclicFlowShape& shape);
 
-// The portable backend (portable.cc).
-CyclicFlowForward cyclic_flow_portable_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
-CyclicFlowGradients cyclic_flow_portable_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings,
-                                                  const CyclicFlowSaved& saved, const CyclicFlowOutputGradients& grad);
-
-// The reference backend (reference.cc). It saves nothing.
-CyclicFlowForward cyclic_flow_reference_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
-CyclicFlowGradients cyclic_flow_reference_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings,
-                                                   const CyclicFlowOutputGradients& grad);
-
-// The sm90 backend (sm90.cc); refuses everything in builds without CYFA_CUDA. Backward runs forward again if nothing was saved.
-std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in);
-// Width of the widest heads of the kernels. Others have 64 or 128 columns; widths in between are padded.
-inline constexpr int64_t kSm90Width = 256;
-CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
-// Uninitialised tensors for what the sm90 backend saves; without elements unless `kept`.
-CyclicFlowSaved empty_cyclic_flow_sm90_saved(const CyclicFlowInputs& in, const CyclicFlowShape& shape, bool kept);
-CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, const CyclicFlowSaved& saved,
-                                              const CyclicFlowOutputGradients& grad);
-
-// Calls the op through torch's dispatcher with autograd, so that C++, Python and torch.compile share one path.
+// Autograd entry: through the dispatcher, so that C++, Python and torch.compile take one path.
 CyclicFlowOutput call_cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
 
 }  // namespace cyfa::ops

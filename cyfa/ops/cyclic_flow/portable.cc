@@ -74,13 +74,33 @@ at::Tensor given(const std::optional<CyclicFlowState>& state, at::Tensor CyclicF
   return state ? (*state).*part : at::Tensor();
 }
 
-}  // namespace
+// What forward saves, empty where nothing is kept.
+struct Saved {
+  at::Tensor k, v;    // [rows, H, K, M], [rows, H, M, V]: states at segment starts
+  at::Tensor clock;   // [B * T, H] fp64, after each token
+  at::Tensor scores;  // [B * T, H, M], or empty if backward computes them again
 
-CyclicFlowForward cyclic_flow_portable_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings) {
+  explicit Saved(at::TensorList all) : k(all[0]), v(all[1]), clock(all[2]), scores(all[3]) {}
+};
+
+std::vector<at::Tensor> empty_saved(const CyclicFlowInputs& in, const CyclicFlowShape& s, const CyclicFlowSettings& settings) {
+  const auto compute = in.q.options().dtype(s.compute);
+  const bool kept = settings.keep != Keep::kNothing;
+  const int64_t rows = kept ? saved_state_rows(s.packed, s.B, s.T, settings.size) : 0;
+  return {at::empty({rows, s.H, s.K, s.M}, compute), at::empty({rows, s.H, s.M, s.V}, compute),
+          at::empty({kept ? s.B * s.T : 0, s.H}, in.q.options().dtype(at::kDouble)),
+          at::empty({settings.keep == Keep::kStatesAndScores ? s.B * s.T : 0, s.H, s.M}, compute)};
+}
+
+std::string take_all(const CyclicFlowInputs&) { return ""; }
+
+CyclicFlowForward forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings) {
   const CyclicFlowShape shape = check_cyclic_flow(in);
   const std::vector<WalkTask> tasks = plan_tasks(plan_segments(cyclic_flow_offsets(in, shape), settings.size), shape.H, in.q.device());
   const at::Tensor table = readout_table(in.readout, shape.compute);
-  CyclicFlowForward out = empty_cyclic_flow_forward(in, shape, settings);
+  CyclicFlowForward out = empty_cyclic_flow_forward(in, shape);  // the final states are the running ones
+  out.saved = empty_saved(in, shape, settings);
+  const Saved saved(out.saved);
   start_from(out.final_state.k, given(in.initial_state, &CyclicFlowState::k));
   start_from(out.final_state.v, given(in.initial_state, &CyclicFlowState::v));
   start_from(out.final_state.clock, given(in.initial_state, &CyclicFlowState::clock));
@@ -95,17 +115,17 @@ CyclicFlowForward cyclic_flow_portable_forward(const CyclicFlowInputs& in, const
       LaneStates state_v(mine(out.final_state.v), segment);
       LaneStates state_clock(mine(out.final_state.clock), segment);
       if (segment.slot >= 0 && settings.keep != Keep::kNothing) {
-        LaneStates::save(mine(out.saved.k), segment, state_k);
-        LaneStates::save(mine(out.saved.v), segment, state_v);
+        LaneStates::save(mine(saved.k), segment, state_k);
+        LaneStates::save(mine(saved.v), segment, state_v);
       }
       at::Tensor clock = copy.gather_gate(mine(flat(in.delta)), at::kDouble);  // [n, g, C]
       clock = clock.flatten(1).cumsum(1).add_(state_clock.get().unsqueeze(1)).view(clock.sizes());
       state_clock.get().copy_(clock.flatten(1).select(1, -1));
-      if (settings.keep != Keep::kNothing) copy.scatter_gate(clock, mine(out.saved.clock));
+      if (settings.keep != Keep::kNothing) copy.scatter_gate(clock, mine(saved.clock));
 
       const Prepared p = walk.prepare(copy, clock, false);
       const at::Tensor scores = gated_pass_forward(p.q.out, p.k.out, p.writes, p.decay, state_k.get(), {});
-      if (settings.keep == Keep::kStatesAndScores) copy.scatter(scores, mine(out.saved.scores));
+      if (settings.keep == Keep::kStatesAndScores) copy.scatter(scores, mine(saved.scores));
       const SlotReadout read = read_slots(scores, p.phases, walk.table);
       copy.scatter(gated_pass_forward(read.weights, p.writes, p.v, p.decay, state_v.get(), {}), mine(flat(out.o)));
       state_k.put();
@@ -116,12 +136,13 @@ CyclicFlowForward cyclic_flow_portable_forward(const CyclicFlowInputs& in, const
   return out;
 }
 
-CyclicFlowGradients cyclic_flow_portable_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings,
-                                                  const CyclicFlowSaved& saved, const CyclicFlowOutputGradients& grad) {
+CyclicFlowGradients backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, at::TensorList all_saved,
+                             const CyclicFlowOutputGradients& grad) {
+  const Saved saved(all_saved);
   const CyclicFlowShape shape = check_cyclic_flow(in);
   const std::vector<WalkTask> tasks = plan_tasks(plan_segments(cyclic_flow_offsets(in, shape), settings.size), shape.H, in.q.device());
   const at::Tensor table = readout_table(in.readout, shape.compute);
-  CyclicFlowGradients out = empty_cyclic_flow_gradients(in, shape);
+  CyclicFlowGradients out = empty_cyclic_flow_gradients(in);
   const auto compute = in.q.options().dtype(shape.compute);
   // Running gradients of the states; at the end they are the gradients of the initial states.
   const at::Tensor running_k = at::empty({shape.N, shape.H, shape.K, shape.M}, compute);
@@ -209,5 +230,9 @@ CyclicFlowGradients cyclic_flow_portable_backward(const CyclicFlowInputs& in, co
   }
   return out;
 }
+
+}  // namespace
+
+CyclicFlowBackend cyclic_flow_portable() { return {Backend::kPortable, take_all, call_cyclic_flow, forward, backward, empty_saved}; }
 
 }  // namespace cyfa::ops

@@ -59,10 +59,12 @@ void fill(const at::Tensor& to, const std::vector<double>& from) {
   if (to.defined()) to.copy_(at::tensor(from, at::kDouble).view(to.sizes()));
 }
 
-}  // namespace
+std::string take_all(const CyclicFlowInputs&) { return ""; }
 
-CyclicFlowForward cyclic_flow_reference_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings) {
-  CyclicFlowForward out = empty_cyclic_flow_forward(in, check_cyclic_flow(in), settings);
+std::vector<at::Tensor> save_nothing(const CyclicFlowInputs&, const CyclicFlowShape&, const CyclicFlowSettings&) { return {}; }
+
+CyclicFlowForward forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings) {
+  CyclicFlowForward out = empty_cyclic_flow_forward(in, check_cyclic_flow(in));
   const HostInputs host(in, settings);
   const ref::Outputs result = ref::forward_absolute(host.raw);
   fill(out.o, result.o);
@@ -72,9 +74,9 @@ CyclicFlowForward cyclic_flow_reference_forward(const CyclicFlowInputs& in, cons
   return out;
 }
 
-CyclicFlowGradients cyclic_flow_reference_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings,
-                                                   const CyclicFlowOutputGradients& grad) {
-  CyclicFlowGradients out = empty_cyclic_flow_gradients(in, check_cyclic_flow(in));
+CyclicFlowGradients backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, at::TensorList,
+                             const CyclicFlowOutputGradients& grad) {
+  CyclicFlowGradients out = empty_cyclic_flow_gradients(in);
   const HostInputs host(in, settings);
   const at::Tensor o = host_double(grad.o);
   const at::Tensor k = host_double(grad.final_state.k);
@@ -95,5 +97,9 @@ CyclicFlowGradients cyclic_flow_reference_backward(const CyclicFlowInputs& in, c
   fill(out.initial_state.clock, result.initial_clock);
   return out;
 }
+
+}  // namespace
+
+CyclicFlowBackend cyclic_flow_reference() { return {Backend::kReference, take_all, call_cyclic_flow, forward, backward, save_nothing}; }
 
 }  // namespace cyfa::ops

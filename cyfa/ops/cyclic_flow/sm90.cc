@@ -1,5 +1,5 @@
-// The sm90 backend of cyclic_flow: passes torch tensors to the kernels in cyfa/kernels/cyclic_flow/sm90, on torch's current CUDA stream.
-// Intermediate results of forward (Sm90Kept) are saved for backward, or backward runs forward again.
+// The sm90 backend of cyclic_flow: passes torch tensors to the kernels of cyfa/kernels/cyclic_flow/sm90, on torch's current stream. Forward
+// saves its intermediate results for backward (Saved in sm90.h), or backward runs forward again.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -13,14 +13,14 @@
 
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_backward.h"
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_forward.h"
-#include "cyfa/ops/cyclic_flow/impl.h"
+#include "cyfa/ops/cyclic_flow/sm90.h"
 
-namespace cyfa::ops {
+namespace cyfa::ops::sm90 {
 namespace {
 
-constexpr int64_t kLeastWidth = 64;  // narrowest head of the kernels
+static_assert(kTileTokens == cyclic_flow::kTileTokens && kSectionSlots == cyclic_flow::kSectionSlots);
 
-// Whether the kernels can read x directly: contiguous heads, tokens at a constant distance, rows aligned for 16-byte copies.
+// Contiguous heads, one stride between tokens, rows aligned for 16-byte copies.
 bool rows_fit(const at::Tensor& x) {
   const int64_t width = x.size(3);
   return x.stride(3) == 1 && (x.size(2) == 1 || x.stride(2) == width) && (x.size(0) == 1 || x.stride(0) == x.size(1) * x.stride(1)) &&
@@ -75,8 +75,8 @@ Tiles tiles_of(const CyclicFlowInputs& in, const CyclicFlowShape& shape) {
 
 at::Tensor plain(const at::Tensor& x, at::ScalarType dtype) { return x.detach().to(dtype).contiguous(); }
 
-cyclic_flow::Sm90Kept kept_in(const CyclicFlowSaved& saved, bool with_scores) {
-  return {saved.clock.data_ptr(), saved.k.data_ptr(), saved.v.data_ptr(), with_scores ? saved.scores.data_ptr() : nullptr};
+cyclic_flow::Sm90Kept kept_in(const Saved& saved, bool with_scores) {
+  return {saved.tokens.data_ptr(), saved.states.data_ptr(), saved.tables.data_ptr(), with_scores ? saved.scores.data_ptr() : nullptr};
 }
 
 // The arguments in the form that the kernels need, with tensors that own converted copies.
@@ -138,8 +138,8 @@ struct KernelInputs {
   }
 };
 
-// Runs forward. Writes `o`, the final state (k and v may have no elements), and all of `saved`, except the scores unless `with_scores`.
-void run_forward(const KernelInputs& inputs, const CyclicFlowSaved& saved, bool with_scores, bool normalise_first, const at::Tensor& o,
+// Runs forward. It writes `o`, the final state (k and v only where they have elements) and `saved` (its scores only if `with_scores`).
+void run_forward(const KernelInputs& inputs, const Saved& saved, bool with_scores, bool normalise_first, const at::Tensor& o,
                  const CyclicFlowState& final_state) {
   cyclic_flow::Sm90ForwardParams p = inputs.params;
   p.o = o.data_ptr();
@@ -155,7 +155,7 @@ void run_forward(const KernelInputs& inputs, const CyclicFlowSaved& saved, bool 
 
 }  // namespace
 
-std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in) {
+std::string refusal(const CyclicFlowInputs& in) {
   if (!in.q.is_cuda()) return "q is on " + in.q.device().str() + ", the kernels run on CUDA";
   int major = 0;
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, in.q.get_device()));
@@ -165,33 +165,34 @@ std::string cyclic_flow_sm90_refusal(const CyclicFlowInputs& in) {
   if (in.q.size(1) == 0) return "there are no tokens";
   cyclic_flow::Sm90ForwardParams p;
   const int64_t K = in.q.size(3), V = in.v.size(3);
-  if (std::min(K, V) < kLeastWidth || std::max(K, V) > kSm90Width) {
+  if (std::min(K, V) < kLeastWidth || std::max(K, V) > kWidth) {
     return "heads are " + std::to_string(K) + " and " + std::to_string(V) + " wide, the kernels take " + std::to_string(kLeastWidth) +
-           " to " + std::to_string(kSm90Width);
+           " to " + std::to_string(kWidth);
   }
-  p.K = p.V = static_cast<int32_t>(kSm90Width);
+  p.K = p.V = static_cast<int32_t>(kWidth);
   p.M = static_cast<int32_t>(in.readout.size(1) + 1);
   if (const char* reason = cyclic_flow::sm90_forward_refusal(p)) return reason;
-  const bool keys_fit = K < kSm90Width || (rows_fit(in.q) && rows_fit(in.k));  // narrower rows are copied if necessary
-  if (!keys_fit || (V == kSm90Width && !rows_fit(in.v))) return "q, k or v is strided or misaligned in a way the kernels do not take";
+  const bool keys_fit = K < kWidth || (rows_fit(in.q) && rows_fit(in.k));  // narrower rows are copied where they must be
+  if (!keys_fit || (V == kWidth && !rows_fit(in.v))) return "q, k or v is strided or misaligned in a way the kernels do not take";
   return "";
 }
 
-CyclicFlowForward cyclic_flow_sm90_forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings) {
+CyclicFlowForward forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings) {
   const c10::cuda::CUDAGuard guard(in.q.device());
   const KernelInputs inputs(in, settings);
-  CyclicFlowForward out = empty_cyclic_flow_forward(in, inputs.shape, settings);
+  CyclicFlowForward out = empty_cyclic_flow_forward(in, inputs.shape, settings.final_state);
   const bool kept = settings.keep == Keep::kStatesAndScores;
-  run_forward(inputs, kept ? out.saved : empty_cyclic_flow_sm90_saved(in, inputs.shape, true), kept, false, out.o, out.final_state);
+  out.saved = empty_saved(in, inputs.shape, kept);
+  run_forward(inputs, Saved(kept ? out.saved : empty_saved(in, inputs.shape, true)), kept, false, out.o, out.final_state);
   return out;
 }
 
-CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, const CyclicFlowSaved& saved,
-                                              const CyclicFlowOutputGradients& grad) {
+CyclicFlowGradients backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, at::TensorList saved,
+                             const CyclicFlowOutputGradients& grad) {
   const c10::cuda::CUDAGuard guard(in.q.device());
   const KernelInputs inputs(in, settings);
   const CyclicFlowShape& s = inputs.shape;
-  CyclicFlowGradients out = empty_cyclic_flow_gradients(in, s);
+  CyclicFlowGradients out = empty_cyclic_flow_gradients(in);
   const auto single = in.q.options().dtype(at::kFloat);
   const at::Tensor grad_o = grad.o.defined() ? plain(grad.o, at::kBFloat16) : at::zeros({s.B, s.T, s.H, s.V}, in.v.options());
   const auto given = [](const at::Tensor& x, at::ScalarType dtype) { return x.defined() ? plain(x, dtype) : x; };
@@ -209,10 +210,10 @@ CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const 
   p.in = inputs.params;
   // A gradient of the final state needs rows that were normalised first, which forward does by itself only if there is an initial state.
   p.in.normalise_first = grad_k.defined() || grad_v.defined();
-  CyclicFlowSaved kept = saved;
+  Saved kept(saved);
   const bool norms = in.q_norm_weight || in.k_norm_weight;
   if (kept.scores.numel() == 0 || (p.in.normalise_first && norms && !in.initial_state)) {
-    kept = empty_cyclic_flow_sm90_saved(in, s, true);
+    kept = Saved(empty_saved(in, s, true));
     const CyclicFlowState final_state{at::empty({0}, single), at::empty({0}, single), at::empty({s.N, s.H}, single.dtype(at::kDouble))};
     // o is written to out.v, which the gradient of v overwrites later.
     run_forward(inputs, kept, true, p.in.normalise_first, out.v, final_state);
@@ -264,4 +265,4 @@ CyclicFlowGradients cyclic_flow_sm90_backward(const CyclicFlowInputs& in, const 
   return out;
 }
 
-}  // namespace cyfa::ops
+}  // namespace cyfa::ops::sm90

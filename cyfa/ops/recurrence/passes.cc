@@ -27,6 +27,18 @@ Tensor transposed(const Tensor& x) { return x.transpose(-1, -2); }
 Tensor like(const Tensor& x) { return at::empty(x.sizes(), x.options()); }
 Tensor cleared(const Tensor& x) { return at::zeros(x.sizes(), x.options()); }
 
+// The gates' kernels read contiguous rows of the tensors that the gates act on.
+SegmentInputs with_plain_keys(SegmentInputs in) {
+  in.q = in.q.contiguous();
+  in.k = in.k.contiguous();
+  return in;
+}
+
+SegmentInputs with_plain_values(SegmentInputs in) {
+  in.v = in.v.contiguous();
+  return in;
+}
+
 // The states at the start of every chunk, [n, g, K, V], written as a walk goes along.
 class ChunkStates {
  public:
@@ -60,11 +72,12 @@ std::unique_ptr<KeyDecay> key_decay_of(const Recurrence& r, const SegmentInputs&
   return std::make_unique<ScalarKeyDecay>(in.log_alpha, in.q.scalar_type());
 }
 
-Tensor scalar_forward(const SegmentInputs& in, const Tensor& state) {
+Tensor scalar_forward(const Recurrence&, const SegmentInputs& in, const Tensor& state) {
   return gated_pass_forward(in.q, in.k, in.v, ChunkDecay(in.log_alpha, in.q.scalar_type()), state, {});
 }
 
-SegmentGradients scalar_backward(const SegmentInputs& in, const Tensor& state, const Tensor& grad_o, const Tensor& grad_state) {
+SegmentGradients scalar_backward(const Recurrence&, const SegmentInputs& in, const Tensor& state, const Tensor& grad_o,
+                                 const Tensor& grad_state) {
   const ChunkDecay decay(in.log_alpha, in.q.scalar_type());
   const Tensor states = at::empty({in.q.size(0), in.q.size(1), in.k.size(-1), in.v.size(-1)}, in.q.options());
   gated_pass_states(in.k, in.v, decay, state, states);
@@ -73,7 +86,8 @@ SegmentGradients scalar_backward(const SegmentInputs& in, const Tensor& state, c
   return {grad.q, grad.k, grad.v, gates.log_alpha(), {}};
 }
 
-Tensor row_forward(const SegmentInputs& in, const Tensor& state) {
+Tensor row_forward(const Recurrence&, const SegmentInputs& given, const Tensor& state) {
+  const SegmentInputs in = with_plain_keys(given);
   const PerKeyDecay decay(in.log_alpha);
   const Tensor query = decay.from_start(in.q);
   const Tensor key = transposed(decay.to_end(in.k));
@@ -86,7 +100,9 @@ Tensor row_forward(const SegmentInputs& in, const Tensor& state) {
   return o;
 }
 
-SegmentGradients row_backward(const SegmentInputs& in, const Tensor& state, const Tensor& grad_o, const Tensor& grad_state) {
+SegmentGradients row_backward(const Recurrence&, const SegmentInputs& given, const Tensor& state, const Tensor& grad_o,
+                              const Tensor& grad_state) {
+  const SegmentInputs in = with_plain_keys(given);
   PerKeyDecay decay(in.log_alpha);
   const int64_t g = in.q.size(1);
   const Tensor query = decay.from_start(in.q);
@@ -113,7 +129,8 @@ SegmentGradients row_backward(const SegmentInputs& in, const Tensor& state, cons
   return grad;
 }
 
-Tensor column_forward(const SegmentInputs& in, const Tensor& state) {
+Tensor column_forward(const Recurrence&, const SegmentInputs& given, const Tensor& state) {
+  const SegmentInputs in = with_plain_values(given);
   const PerKeyDecay decay(in.log_alpha);
   const Tensor key = transposed(in.k);
   const Tensor value = decay.to_end(in.v);
@@ -127,7 +144,10 @@ Tensor column_forward(const SegmentInputs& in, const Tensor& state) {
   return decay.apply(product(in.q, key).tril_(), in.v).add_(decay.from_start(read));
 }
 
-SegmentGradients column_backward(const SegmentInputs& in, const Tensor& state, const Tensor& grad_o, const Tensor& grad_state) {
+SegmentGradients column_backward(const Recurrence&, const SegmentInputs& given, const Tensor& state, const Tensor& upstream,
+                                 const Tensor& grad_state) {
+  const SegmentInputs in = with_plain_values(given);
+  const Tensor grad_o = upstream.contiguous();
   PerKeyDecay decay(in.log_alpha);
   const int64_t g = in.q.size(1);
   const Tensor value = decay.to_end(in.v);
@@ -212,7 +232,8 @@ struct DeltaChunks {
   }
 };
 
-Tensor delta_forward(const Recurrence& r, const SegmentInputs& in, const Tensor& state) {
+Tensor delta_forward(const Recurrence& r, const SegmentInputs& given, const Tensor& state) {
+  const SegmentInputs in = r.gate == Gate::kRow ? with_plain_keys(given) : given;
   const std::unique_ptr<KeyDecay> decay = key_decay_of(r, in);
   const DeltaChunks chunks(in, *decay);
   const Tensor o = like(in.v);
@@ -229,8 +250,9 @@ Tensor delta_forward(const Recurrence& r, const SegmentInputs& in, const Tensor&
   return o;
 }
 
-SegmentGradients delta_backward(const Recurrence& r, const SegmentInputs& in, const Tensor& state, const Tensor& grad_o,
+SegmentGradients delta_backward(const Recurrence& r, const SegmentInputs& given, const Tensor& state, const Tensor& grad_o,
                                 const Tensor& grad_state) {
+  const SegmentInputs in = r.gate == Gate::kRow ? with_plain_keys(given) : given;
   const std::unique_ptr<KeyDecay> decay = key_decay_of(r, in);
   const DeltaChunks chunks(in, *decay);
   const int64_t g = in.q.size(1);
@@ -273,33 +295,11 @@ SegmentGradients delta_backward(const Recurrence& r, const SegmentInputs& in, co
   return grad;
 }
 
-// The gates' kernels read plain rows of what the gates lie beside.
-SegmentInputs with_plain_rows(const Recurrence& r, SegmentInputs in) {
-  if (r.gate == Gate::kRow) {
-    in.q = in.q.contiguous();
-    in.k = in.k.contiguous();
-  }
-  if (r.gate == Gate::kColumn) in.v = in.v.contiguous();
-  return in;
-}
-
 }  // namespace
 
-Tensor segment_forward(const Recurrence& r, const SegmentInputs& in, const Tensor& state) {
-  const SegmentInputs given = with_plain_rows(r, in);
-  if (r.delta) return delta_forward(r, given, state);
-  if (r.gate == Gate::kRow) return row_forward(given, state);
-  if (r.gate == Gate::kColumn) return column_forward(given, state);
-  return scalar_forward(given, state);
-}
-
-SegmentGradients segment_backward(const Recurrence& r, const SegmentInputs& in, const Tensor& state, const Tensor& grad_o,
-                                  const Tensor& grad_state) {
-  const SegmentInputs given = with_plain_rows(r, in);
-  if (r.delta) return delta_backward(r, given, state, grad_o, grad_state);
-  if (r.gate == Gate::kRow) return row_backward(given, state, grad_o, grad_state);
-  if (r.gate == Gate::kColumn) return column_backward(given, state, grad_o.contiguous(), grad_state);
-  return scalar_backward(given, state, grad_o, grad_state);
-}
+const SegmentPass kScalarPass{scalar_forward, scalar_backward};
+const SegmentPass kRowPass{row_forward, row_backward};
+const SegmentPass kColumnPass{column_forward, column_backward};
+const SegmentPass kDeltaPass{delta_forward, delta_backward};
 
 }  // namespace cyfa::ops

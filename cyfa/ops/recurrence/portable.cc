@@ -1,5 +1,5 @@
-// The recurrences' portable path: a walk over segments of chunks (cyfa/ops/common/sequences.h), each handled by a pass of
-// cyfa/ops/recurrence/passes.h. Forward saves the states at segment starts; backward walks from the last segment to the first.
+// The portable backend of the recurrences: walks over segments of chunks (cyfa/ops/common/sequences.h) and handles each with the op's pass
+// (cyfa/ops/recurrence/passes.h). Forward saves the states at segment starts; backward walks from the last segment to the first.
 #include <bit>
 
 #include "cyfa/ops/recurrence/passes.h"
@@ -68,13 +68,21 @@ class SegmentView {
   SegmentCopy copy_;
 };
 
-}  // namespace
+std::string take_all(const Recurrence&, const RecurrenceInputs&) { return ""; }
 
-RecurrenceForward portable_forward(const Recurrence& r, const RecurrenceInputs& in, const SegmentSize& size, double scale) {
-  const RecurrenceSizes s = check_recurrence(r, in);
+// One tensor [rows, H, K, V]: the states at segment starts.
+std::vector<Tensor> empty_saved(const RecurrenceInputs& in, const RecurrenceSettings& settings) {
+  const RecurrenceSizes s = recurrence_sizes(in);
+  const int64_t rows = saved_state_rows(s.packed, s.B, s.T, settings.size);
+  return {at::empty({rows, s.H, s.K, s.V}, in.q.options().dtype(s.compute))};
+}
+
+RecurrenceForward forward(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings) {
+  const RecurrenceSizes s = recurrence_sizes(in);
   const at::Device device = in.q.device();
-  const std::vector<WalkTask> tasks = plan_tasks(segments_of(r, recurrence_offsets(r, in, s), size), s.H, device);
-  RecurrenceForward out = empty_forward(in, s, size, Backend::kPortable);
+  const std::vector<WalkTask> tasks = plan_tasks(segments_of(r, recurrence_offsets(r, in, s), settings.size), s.H, device);
+  RecurrenceForward out = empty_forward(in, s, empty_saved(in, settings));
+  const Tensor& saved = out.saved[0];
   if (in.initial_state) {
     out.final_state.copy_(*in.initial_state);
   } else {
@@ -84,20 +92,21 @@ RecurrenceForward portable_forward(const Recurrence& r, const RecurrenceInputs& 
     for (const Segment& segment : tasks[i].segments) {
       const SegmentView view(r, s, tasks[i], segment, device);
       LaneStates state(view.mine(out.final_state), segment);
-      if (segment.slot >= 0) LaneStates::save(view.mine(out.saved), segment, state);
-      view.put(segment_forward(r, view.inputs(in, scale), state.get()), out.o);
+      if (segment.slot >= 0) LaneStates::save(view.mine(saved), segment, state);
+      view.put(r.pass->forward(r, view.inputs(in, settings.scale), state.get()), out.o);
       state.put();
     }
   });
   return out;
 }
 
-RecurrenceGradients portable_backward(const Recurrence& r, const RecurrenceInputs& in, const SegmentSize& size, double scale,
-                                      const Tensor& saved, const Tensor& grad_o, const Tensor& grad_final) {
-  const RecurrenceSizes s = check_recurrence(r, in);
+RecurrenceGradients backward(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings, at::TensorList all_saved,
+                             const Tensor& grad_o, const Tensor& grad_final) {
+  const RecurrenceSizes s = recurrence_sizes(in);
   const at::Device device = in.q.device();
-  const std::vector<WalkTask> tasks = plan_tasks(segments_of(r, recurrence_offsets(r, in, s), size), s.H, device);
+  const std::vector<WalkTask> tasks = plan_tasks(segments_of(r, recurrence_offsets(r, in, s), settings.size), s.H, device);
   RecurrenceGradients out = empty_gradients(in, s);
+  const Tensor& saved = all_saved[0];
   if (grad_final.defined()) {
     out.initial_state.copy_(grad_final);
   } else {
@@ -115,11 +124,16 @@ RecurrenceGradients portable_backward(const Recurrence& r, const RecurrenceInput
         state.copy_(LaneStates(view.mine(*in.initial_state), *segment).get());
       }
       LaneStates running(view.mine(out.initial_state), *segment);
-      view.put(segment_backward(r, view.inputs(in, scale), state, view.gather(upstream), running.get()), scale, out);
+      const double scale = settings.scale;
+      view.put(r.pass->backward(r, view.inputs(in, scale), state, view.gather(upstream), running.get()), scale, out);
       running.put();
     }
   });
   return out;
 }
+
+}  // namespace
+
+RecurrenceBackend recurrence_portable() { return {Backend::kPortable, take_all, forward, backward, empty_saved, portable_step}; }
 
 }  // namespace cyfa::ops

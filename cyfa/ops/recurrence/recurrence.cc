@@ -1,89 +1,137 @@
-// The linear attention interfaces of the paper's Table 1: a line of a table each, the checks that they share, and their public calls.
-#include "cyfa/ops/recurrence/recurrence.h"
-
-#include <stdexcept>
+// The calls of cyfa/ops/recurrence/table.h: argument checks, defaults, backend choice.
+#include <algorithm>
+#include <cmath>
 
 #include "cyfa/ops/common/check.h"
-#include "cyfa/ops/recurrence/column_gated_la.h"
-#include "cyfa/ops/recurrence/delta_rule.h"
-#include "cyfa/ops/recurrence/fixed_scalar_gated_la.h"
+#include "cyfa/ops/recurrence/dispatch.h"
 #include "cyfa/ops/recurrence/impl.h"
-#include "cyfa/ops/recurrence/la.h"
-#include "cyfa/ops/recurrence/row_gated_delta_rule.h"
-#include "cyfa/ops/recurrence/row_gated_la.h"
-#include "cyfa/ops/recurrence/scalar_gated_delta_rule.h"
-#include "cyfa/ops/recurrence/scalar_gated_la.h"
 
 namespace cyfa::ops {
+namespace {
 
 using at::Tensor;
 
-const std::vector<Recurrence>& recurrences() {
-  static const std::vector<Recurrence> all = {{"la", Gate::kNone, false},
-                                              {"fixed_scalar_gated_la", Gate::kScalar, false, /*fixed=*/true},
-                                              {"scalar_gated_la", Gate::kScalar, false},
-                                              {"row_gated_la", Gate::kRow, false},
-                                              {"column_gated_la", Gate::kColumn, false},
-                                              {"delta_rule", Gate::kNone, true},
-                                              {"scalar_gated_delta_rule", Gate::kScalar, true},
-                                              {"row_gated_delta_rule", Gate::kRow, true}};
-  return all;
-}
-
-const Recurrence& recurrence_of(std::string_view op) {
-  for (const Recurrence& r : recurrences()) {
-    if (op == r.op) return r;
+// `letters` as dimensions of the given sizes.
+void check_shape(const char* op, const char* name, const Tensor& x, std::string_view letters, const RecurrenceSizes& s) {
+  const auto dim = [&](size_t i) -> check::Dim {
+    switch (letters[i]) {
+      case 'B': return {"B", s.B};
+      case 'T': return {"T", s.T};
+      case 'H': return {"H", s.H};
+      case 'K': return {"K", s.K};
+      default: return {"V", s.V};
+    }
+  };
+  switch (letters.size()) {
+    case 2: return check::shape(op, name, x, {dim(0), dim(1)});
+    case 3: return check::shape(op, name, x, {dim(0), dim(1), dim(2)});
+    default: return check::shape(op, name, x, {dim(0), dim(1), dim(2), dim(3)});
   }
-  throw std::out_of_range("no recurrence is called " + std::string(op));
 }
 
-void spread_fixed_gate(const Recurrence& r, RecurrenceInputs& in, int64_t rank) {
-  if (!r.fixed || !in.q.defined() || in.q.dim() != rank) return;
-  const Tensor log_gamma = in.log_alpha.value_or(Tensor());
-  check::shape(r.op, "log_gamma", log_gamma, {{"H", in.q.size(-2)}});
-  check::floating(r.op, "log_gamma", log_gamma);
-  check::same_device(r.op, "log_gamma", log_gamma, "q", in.q.device());
-  check::log_alpha(r.op, log_gamma, "log_gamma");
-  // In double, as the gates are used, so that the sum over all tokens that is its gradient loses nothing.
-  in.log_alpha = log_gamma.to(at::kDouble).expand(in.q.sizes().slice(0, static_cast<size_t>(rank) - 1));
+bool is_fixed(const RecurrenceArgument& argument) { return std::string_view(argument.shape) == "H"; }
+
+// The op's own arguments: those that it takes have their shapes, and no other is given.
+void check_arguments(const char* op, const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSizes& s, bool step) {
+  const auto taken = [&](auto member) {
+    return std::any_of(r.arguments.begin(), r.arguments.end(), [&](const RecurrenceArgument& a) { return a.member == member; });
+  };
+  if (in.log_alpha && !taken(&RecurrenceInputs::log_alpha)) check::fail(op, "log_alpha is given, wanted none (the op has no gate)");
+  if (in.beta && !taken(&RecurrenceInputs::beta)) check::fail(op, "beta is given, wanted none (the op is no delta rule)");
+  for (const RecurrenceArgument& a : r.arguments) {
+    std::string letters = is_fixed(a) ? "BTH" : a.shape;  // a fixed gate has been expanded
+    if (step) std::erase(letters, 'T');
+    const Tensor x = (in.*a.member).value_or(Tensor());
+    check_shape(op, a.name, x, letters, s);
+    check::floating(op, a.name, x);
+    check::same_device(op, a.name, x, "q", in.q.device());
+  }
 }
 
-RecurrenceSizes check_recurrence(const Recurrence& r, const RecurrenceInputs& in) {
-  check::shape(r.op, "q", in.q, {{"B", -1}, {"T", -1}, {"H", -1}, {"K", -1}});
+std::string step_name(const Recurrence& r) { return std::string(r.op) + "_step"; }
+
+void check_step(const Recurrence& r, const RecurrenceInputs& in, const Tensor& state) {
+  const std::string name = step_name(r);
+  const char* op = name.c_str();
+  RecurrenceSizes s{};
+  check::shape(op, "q", in.q, {{"B", -1}, {"H", -1}, {"K", -1}});
+  s.B = in.q.size(0);
+  s.H = in.q.size(1);
+  s.K = in.q.size(2);
+  check_shape(op, "k", in.k, "BHK", s);
+  check::shape(op, "v", in.v, {{"B", s.B}, {"H", s.H}, {"V", -1}});
+  s.V = in.v.size(2);
+  check::widths(op, s.H, s.K, s.V);
+  check_arguments(op, r, in, s, /*step=*/true);
+  check_shape(op, "state", state, "BHKV", s);
+  check::same_dtype(op, "state", state, "states", at::kFloat);
+  if (!state.is_contiguous()) check::fail(op, "state is a strided view, wanted a contiguous tensor (it is updated in place)");
+  for (const auto& [argument, x] : {std::pair<const char*, const Tensor&>{"q", in.q}, {"k", in.k}, {"v", in.v}, {"state", state}}) {
+    check::floating(op, argument, x);
+    check::same_device(op, argument, x, "q", in.q.device());
+  }
+  if (in.log_alpha) check::log_alpha(op, *in.log_alpha);
+}
+
+double scale_of(const char* op, const RecurrenceOptions& options, const Tensor& q) {
+  const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(-1))));
+  check::scale(op, scale);
+  return scale;
+}
+
+// Of inputs that have been checked. A backend that the op lacks is offered too, with a refusal, so that forcing it gives the reason.
+std::vector<BackendOffer> offers_of(const Recurrence& r, const RecurrenceInputs& in) {
+  std::vector<BackendOffer> offers;
+  for (const Backend id : {Backend::kSm90, Backend::kPortable, Backend::kReference}) {
+    if (std::none_of(r.backends.begin(), r.backends.end(), [&](const RecurrenceBackend& b) { return b.id == id; }))
+      offers.push_back({id, std::string("this build has no ") + backend_name(id) + " kernels of " + r.op});
+  }
+  for (const RecurrenceBackend& backend : r.backends) offers.push_back({backend.id, backend.refusal(r, in)});
+  return offers;
+}
+
+}  // namespace
+
+void expand_fixed_gate(const Recurrence& r, RecurrenceInputs& in, int64_t rank) {
+  if (!in.q.defined() || in.q.dim() != rank) return;
+  for (const RecurrenceArgument& a : r.arguments) {
+    if (!is_fixed(a)) continue;
+    const Tensor gate = (in.*a.member).value_or(Tensor());
+    check::shape(r.op, a.name, gate, {{"H", in.q.size(-2)}});
+    check::floating(r.op, a.name, gate);
+    check::same_device(r.op, a.name, gate, "q", in.q.device());
+    check::log_alpha(r.op, gate, a.name);
+    in.*a.member = gate.to(at::kDouble).expand(in.q.sizes().slice(0, static_cast<size_t>(rank) - 1));
+  }
+}
+
+RecurrenceSizes recurrence_sizes(const RecurrenceInputs& in) {
   RecurrenceSizes s{};
   s.B = in.q.size(0);
   s.T = in.q.size(1);
   s.H = in.q.size(2);
   s.K = in.q.size(3);
-  check::shape(r.op, "k", in.k, {{"B", s.B}, {"T", s.T}, {"H", s.H}, {"K", s.K}});
-  check::shape(r.op, "v", in.v, {{"B", s.B}, {"T", s.T}, {"H", s.H}, {"V", -1}});
   s.V = in.v.size(3);
-  check::widths(r.op, s.H, s.K, s.V);
-  check::floating(r.op, "q", in.q);
-  check::same_dtype(r.op, "k", in.k, "q", in.q.scalar_type());
-  check::same_dtype(r.op, "v", in.v, "q", in.q.scalar_type());
-  check::same_device(r.op, "k", in.k, "q", in.q.device());
-  check::same_device(r.op, "v", in.v, "q", in.q.device());
-  if (r.gate != Gate::kNone) {
-    const Tensor log_alpha = in.log_alpha.value_or(Tensor());
-    switch (r.gate) {
-      case Gate::kRow: check::shape(r.op, "log_alpha", log_alpha, {{"B", s.B}, {"T", s.T}, {"H", s.H}, {"K", s.K}}); break;
-      case Gate::kColumn: check::shape(r.op, "log_alpha", log_alpha, {{"B", s.B}, {"T", s.T}, {"H", s.H}, {"V", s.V}}); break;
-      default: check::shape(r.op, "log_alpha", log_alpha, {{"B", s.B}, {"T", s.T}, {"H", s.H}}); break;
-    }
-    check::floating(r.op, "log_alpha", log_alpha);
-    check::same_device(r.op, "log_alpha", log_alpha, "q", in.q.device());
-  }
-  if (r.delta) {
-    const Tensor beta = in.beta.value_or(Tensor());
-    check::shape(r.op, "beta", beta, {{"B", s.B}, {"T", s.T}, {"H", s.H}});
-    check::floating(r.op, "beta", beta);
-    check::same_device(r.op, "beta", beta, "q", in.q.device());
-  }
   s.packed = in.cu_seqlens.has_value();
-  if (s.packed) check::borders(r.op, *in.cu_seqlens, s.B, in.q.device());
   s.N = s.packed ? in.cu_seqlens->numel() - 1 : s.B;
   s.compute = in.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return s;
+}
+
+RecurrenceSizes check_recurrence(const Recurrence& r, const RecurrenceInputs& in) {
+  check::shape(r.op, "q", in.q, {{"B", -1}, {"T", -1}, {"H", -1}, {"K", -1}});
+  check::shape(r.op, "k", in.k, {{"B", in.q.size(0)}, {"T", in.q.size(1)}, {"H", in.q.size(2)}, {"K", in.q.size(3)}});
+  check::shape(r.op, "v", in.v, {{"B", in.q.size(0)}, {"T", in.q.size(1)}, {"H", in.q.size(2)}, {"V", -1}});
+  if (in.cu_seqlens && !in.cu_seqlens->defined()) check::borders(r.op, *in.cu_seqlens, in.q.size(0), in.q.device());
+  const RecurrenceSizes s = recurrence_sizes(in);
+  check::widths(r.op, s.H, s.K, s.V);
+  check::floating(r.op, "q", in.q);
+  for (const auto& [name, x] : {std::pair<const char*, const Tensor&>{"k", in.k}, {"v", in.v}}) {
+    check::same_dtype(r.op, name, x, "q", in.q.scalar_type());
+    check::same_device(r.op, name, x, "q", in.q.device());
+  }
+  check_arguments(r.op, r, in, s, /*step=*/false);
+  if (s.packed) check::borders(r.op, *in.cu_seqlens, s.B, in.q.device());
   if (in.initial_state) {
     check::shape(r.op, "initial_state", *in.initial_state, {{"N", s.N}, {"H", s.H}, {"K", s.K}, {"V", s.V}});
     check::same_dtype(r.op, "initial_state", *in.initial_state, "the compute type of q", s.compute);
@@ -96,11 +144,9 @@ std::vector<int64_t> recurrence_offsets(const Recurrence& r, const RecurrenceInp
   return s.packed ? check::sequence_offsets(r.op, *in.cu_seqlens, s.T) : batch_offsets(s.B, s.T);
 }
 
-RecurrenceForward empty_forward(const RecurrenceInputs& in, const RecurrenceSizes& s, const SegmentSize& size, Backend backend) {
-  const auto compute = in.q.options().dtype(s.compute);
-  const int64_t rows = backend == Backend::kPortable ? saved_state_rows(s.packed, s.B, s.T, size) : 0;
-  return {at::empty({s.B, s.T, s.H, s.V}, in.v.options()), at::empty({s.N, s.H, s.K, s.V}, compute),
-          at::empty({rows, s.H, s.K, s.V}, compute)};
+RecurrenceForward empty_forward(const RecurrenceInputs& in, const RecurrenceSizes& s, std::vector<Tensor> saved) {
+  return {at::empty({s.B, s.T, s.H, s.V}, in.v.options()), at::empty({s.N, s.H, s.K, s.V}, in.q.options().dtype(s.compute)),
+          std::move(saved)};
 }
 
 RecurrenceGradients empty_gradients(const RecurrenceInputs& in, const RecurrenceSizes& s) {
@@ -111,73 +157,32 @@ RecurrenceGradients empty_gradients(const RecurrenceInputs& in, const Recurrence
           like_given(in.beta), at::empty({s.N, s.H, s.K, s.V}, in.q.options().dtype(s.compute))};
 }
 
-RecurrenceOutput la(const LaInputs& in, const LaOptions& options) {
-  return run_recurrence(recurrence_of("la"), {in.q, in.k, in.v, {}, {}, in.initial_state, in.cu_seqlens}, options);
+RecurrenceOutput run_recurrence(const Recurrence& r, RecurrenceInputs in, const RecurrenceOptions& options) {
+  expand_fixed_gate(r, in, 4);
+  const RecurrenceSizes s = check_recurrence(r, in);
+  RecurrenceSettings settings;
+  settings.scale = scale_of(r.op, options, in.q);
+  const Backend backend = choose_backend(r.op, options.backend, offers_of(r, in));
+  settings.size = segment_size(r.op, options.chunk, options.segment_chunks, s.H, in.q.device());
+  return dispatch_recurrence(r, in, settings, backend);
 }
 
-at::Tensor la_step(const LaStepInputs& in, const Tensor& state, const LaOptions& options) {
-  return step_recurrence(recurrence_of("la"), {in.q, in.k, in.v, {}, {}, {}, {}}, state, options);
+at::Tensor step_recurrence(const Recurrence& r, RecurrenceInputs in, const Tensor& state, const RecurrenceOptions& options) {
+  const at::NoGradGuard no_grad;
+  expand_fixed_gate(r, in, 3);
+  check_step(r, in, state);
+  const double scale = scale_of(step_name(r).c_str(), options, in.q);
+  if (in.q.is_meta()) return at::empty(in.v.sizes(), in.v.options());
+  for (const RecurrenceBackend& backend : r.backends) {
+    if (backend.step != nullptr && backend.refusal(r, in).empty()) return backend.step(r, in, state, scale).to(in.v.scalar_type());
+  }
+  check::fail(step_name(r).c_str(), "no backend takes these inputs");
 }
 
-RecurrenceOutput fixed_scalar_gated_la(const FixedScalarGatedLaInputs& in, const FixedScalarGatedLaOptions& options) {
-  return run_recurrence(recurrence_of("fixed_scalar_gated_la"), {in.q, in.k, in.v, in.log_gamma, {}, in.initial_state, in.cu_seqlens},
-                        options);
-}
-
-at::Tensor fixed_scalar_gated_la_step(const FixedScalarGatedLaStepInputs& in, const Tensor& state,
-                                      const FixedScalarGatedLaOptions& options) {
-  return step_recurrence(recurrence_of("fixed_scalar_gated_la"), {in.q, in.k, in.v, in.log_gamma, {}, {}, {}}, state, options);
-}
-
-RecurrenceOutput scalar_gated_la(const ScalarGatedLaInputs& in, const ScalarGatedLaOptions& options) {
-  return run_recurrence(recurrence_of("scalar_gated_la"), {in.q, in.k, in.v, in.log_alpha, {}, in.initial_state, in.cu_seqlens}, options);
-}
-
-at::Tensor scalar_gated_la_step(const ScalarGatedLaStepInputs& in, const Tensor& state, const ScalarGatedLaOptions& options) {
-  return step_recurrence(recurrence_of("scalar_gated_la"), {in.q, in.k, in.v, in.log_alpha, {}, {}, {}}, state, options);
-}
-
-RecurrenceOutput row_gated_la(const RowGatedLaInputs& in, const RowGatedLaOptions& options) {
-  return run_recurrence(recurrence_of("row_gated_la"), {in.q, in.k, in.v, in.log_alpha, {}, in.initial_state, in.cu_seqlens}, options);
-}
-
-at::Tensor row_gated_la_step(const RowGatedLaStepInputs& in, const Tensor& state, const RowGatedLaOptions& options) {
-  return step_recurrence(recurrence_of("row_gated_la"), {in.q, in.k, in.v, in.log_alpha, {}, {}, {}}, state, options);
-}
-
-RecurrenceOutput column_gated_la(const ColumnGatedLaInputs& in, const ColumnGatedLaOptions& options) {
-  return run_recurrence(recurrence_of("column_gated_la"), {in.q, in.k, in.v, in.log_alpha, {}, in.initial_state, in.cu_seqlens}, options);
-}
-
-at::Tensor column_gated_la_step(const ColumnGatedLaStepInputs& in, const Tensor& state, const ColumnGatedLaOptions& options) {
-  return step_recurrence(recurrence_of("column_gated_la"), {in.q, in.k, in.v, in.log_alpha, {}, {}, {}}, state, options);
-}
-
-RecurrenceOutput delta_rule(const DeltaRuleInputs& in, const DeltaRuleOptions& options) {
-  return run_recurrence(recurrence_of("delta_rule"), {in.q, in.k, in.v, {}, in.beta, in.initial_state, in.cu_seqlens}, options);
-}
-
-at::Tensor delta_rule_step(const DeltaRuleStepInputs& in, const Tensor& state, const DeltaRuleOptions& options) {
-  return step_recurrence(recurrence_of("delta_rule"), {in.q, in.k, in.v, {}, in.beta, {}, {}}, state, options);
-}
-
-RecurrenceOutput scalar_gated_delta_rule(const ScalarGatedDeltaRuleInputs& in, const ScalarGatedDeltaRuleOptions& options) {
-  return run_recurrence(recurrence_of("scalar_gated_delta_rule"),
-                        {in.q, in.k, in.v, in.log_alpha, in.beta, in.initial_state, in.cu_seqlens}, options);
-}
-
-at::Tensor scalar_gated_delta_rule_step(const ScalarGatedDeltaRuleStepInputs& in, const Tensor& state,
-                                        const ScalarGatedDeltaRuleOptions& options) {
-  return step_recurrence(recurrence_of("scalar_gated_delta_rule"), {in.q, in.k, in.v, in.log_alpha, in.beta, {}, {}}, state, options);
-}
-
-RecurrenceOutput row_gated_delta_rule(const RowGatedDeltaRuleInputs& in, const RowGatedDeltaRuleOptions& options) {
-  return run_recurrence(recurrence_of("row_gated_delta_rule"), {in.q, in.k, in.v, in.log_alpha, in.beta, in.initial_state, in.cu_seqlens},
-                        options);
-}
-
-at::Tensor row_gated_delta_rule_step(const RowGatedDeltaRuleStepInputs& in, const Tensor& state, const RowGatedDeltaRuleOptions& options) {
-  return step_recurrence(recurrence_of("row_gated_delta_rule"), {in.q, in.k, in.v, in.log_alpha, in.beta, {}, {}}, state, options);
+std::vector<BackendOffer> recurrence_backends(const Recurrence& r, RecurrenceInputs in) {
+  expand_fixed_gate(r, in, 4);
+  check_recurrence(r, in);
+  return offers_of(r, in);
 }
 
 }  // namespace cyfa::ops

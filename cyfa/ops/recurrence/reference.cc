@@ -1,4 +1,4 @@
-// The recurrences' reference backend: inputs in double on the host, the token loop of cyfa/kernels/recurrence.
+// The reference backend of the recurrences: copies the inputs to the host in double and runs the token loop of cyfa/kernels/recurrence.
 #include "cyfa/ops/recurrence/impl.h"
 
 namespace cyfa::ops {
@@ -33,24 +33,26 @@ void fill(const Tensor& to, const std::vector<double>& from) {
   if (to.defined()) to.copy_(at::tensor(from, at::kDouble).view(to.sizes()));
 }
 
-}  // namespace
+std::string take_all(const Recurrence&, const RecurrenceInputs&) { return ""; }
 
-RecurrenceForward reference_forward(const Recurrence& r, const RecurrenceInputs& in, double scale) {
-  const RecurrenceSizes s = check_recurrence(r, in);
-  RecurrenceForward out = empty_forward(in, s, {}, Backend::kReference);
-  const ref::Outputs result = ref::forward(HostInputs(r, in, s, scale).raw);
+std::vector<Tensor> save_nothing(const RecurrenceInputs&, const RecurrenceSettings&) { return {}; }
+
+RecurrenceForward forward(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings) {
+  const RecurrenceSizes s = recurrence_sizes(in);
+  RecurrenceForward out = empty_forward(in, s, {});
+  const ref::Outputs result = ref::forward(HostInputs(r, in, s, settings.scale).raw);
   fill(out.o, result.o);
   fill(out.final_state, result.final_state);
   return out;
 }
 
-RecurrenceGradients reference_backward(const Recurrence& r, const RecurrenceInputs& in, double scale, const Tensor& grad_o,
-                                       const Tensor& grad_final) {
-  const RecurrenceSizes s = check_recurrence(r, in);
+RecurrenceGradients backward(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings, at::TensorList,
+                             const Tensor& grad_o, const Tensor& grad_final) {
+  const RecurrenceSizes s = recurrence_sizes(in);
   RecurrenceGradients out = empty_gradients(in, s);
   const Tensor upstream = grad_o.defined() ? host(grad_o) : Tensor();
   const Tensor last = grad_final.defined() ? host(grad_final) : Tensor();
-  const ref::InputGradients result = ref::backward(HostInputs(r, in, s, scale).raw, data(upstream), data(last));
+  const ref::InputGradients result = ref::backward(HostInputs(r, in, s, settings.scale).raw, data(upstream), data(last));
   fill(out.q, result.q);
   fill(out.k, result.k);
   fill(out.v, result.v);
@@ -59,5 +61,9 @@ RecurrenceGradients reference_backward(const Recurrence& r, const RecurrenceInpu
   fill(out.initial_state, result.initial_state);
   return out;
 }
+
+}  // namespace
+
+RecurrenceBackend recurrence_reference() { return {Backend::kReference, take_all, forward, backward, save_nothing, nullptr}; }
 
 }  // namespace cyfa::ops

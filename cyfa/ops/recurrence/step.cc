@@ -1,54 +1,13 @@
-// One token of a recurrence for a batch of states, in place. The CPU kernel on every core; elsewhere a few ATen calls.
+// The portable backend's step: one token for a batch of states, in place. A kernel on every core of a CPU; elsewhere a few ATen calls.
 #include <ATen/Parallel.h>
 
-#include <cmath>
-
 #include "cyfa/kernels/recurrence/step.h"
-#include "cyfa/ops/common/check.h"
 #include "cyfa/ops/recurrence/impl.h"
 
 namespace cyfa::ops {
 namespace {
 
 using at::Tensor;
-
-std::string step_name(const Recurrence& r) { return std::string(r.op) + "_step"; }
-
-void check_step(const Recurrence& r, const RecurrenceInputs& in, const Tensor& state) {
-  const std::string name = step_name(r);
-  const char* op = name.c_str();
-  check::shape(op, "q", in.q, {{"B", -1}, {"H", -1}, {"K", -1}});
-  const int64_t B = in.q.size(0);
-  const int64_t H = in.q.size(1);
-  const int64_t K = in.q.size(2);
-  check::shape(op, "k", in.k, {{"B", B}, {"H", H}, {"K", K}});
-  check::shape(op, "v", in.v, {{"B", B}, {"H", H}, {"V", -1}});
-  const int64_t V = in.v.size(2);
-  check::widths(op, H, K, V);
-  const Tensor log_alpha = in.log_alpha.value_or(Tensor());
-  const Tensor beta = in.beta.value_or(Tensor());
-  switch (r.gate) {
-    case Gate::kNone: break;
-    case Gate::kScalar: check::shape(op, "log_alpha", log_alpha, {{"B", B}, {"H", H}}); break;
-    case Gate::kRow: check::shape(op, "log_alpha", log_alpha, {{"B", B}, {"H", H}, {"K", K}}); break;
-    case Gate::kColumn: check::shape(op, "log_alpha", log_alpha, {{"B", B}, {"H", H}, {"V", V}}); break;
-  }
-  if (r.delta) check::shape(op, "beta", beta, {{"B", B}, {"H", H}});
-  check::shape(op, "state", state, {{"B", B}, {"H", H}, {"K", K}, {"V", V}});
-  check::same_dtype(op, "state", state, "states", at::kFloat);
-  if (!state.is_contiguous()) check::fail(op, "state is a strided view, wanted a contiguous tensor (it is updated in place)");
-  for (const auto& [argument, x] : {std::pair<const char*, const Tensor&>{"q", in.q},
-                                    {"k", in.k},
-                                    {"v", in.v},
-                                    {"log_alpha", log_alpha},
-                                    {"beta", beta},
-                                    {"state", state}}) {
-    if (!x.defined()) continue;
-    check::floating(op, argument, x);
-    check::same_device(op, argument, x, "q", in.q.device());
-  }
-  if (log_alpha.defined()) check::log_alpha(op, log_alpha);
-}
 
 Tensor plain(const Tensor& x) { return x.detach().to(at::kFloat).contiguous(); }
 Tensor plain(const std::optional<Tensor>& x) { return x ? plain(*x) : Tensor(); }
@@ -91,15 +50,8 @@ Tensor step_on_aten(const Recurrence& r, const RecurrenceInputs& in, const Tenso
 
 }  // namespace
 
-Tensor step_recurrence(const Recurrence& r, RecurrenceInputs in, const Tensor& state, const RecurrenceOptions& options) {
-  const at::NoGradGuard no_grad;
-  spread_fixed_gate(r, in, 3);
-  check_step(r, in, state);
-  const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(in.q.size(2))));
-  check::scale(step_name(r).c_str(), scale);
-  if (in.q.is_meta()) return at::empty(in.v.sizes(), in.v.options());
-  const Tensor o = in.q.is_cpu() ? step_on_cpu(r, in, state, scale) : step_on_aten(r, in, state, scale);
-  return o.to(in.v.scalar_type());
+Tensor portable_step(const Recurrence& r, const RecurrenceInputs& in, const Tensor& state, double scale) {
+  return in.q.is_cpu() ? step_on_cpu(r, in, state, scale) : step_on_aten(r, in, state, scale);
 }
 
 }  // namespace cyfa::ops

@@ -1,7 +1,15 @@
-// The linear attention interfaces of cyfa/ops/recurrence/recurrence.h by their names, for whatever goes through all of them: dispatcher,
-// checks, benchmarks.
+// The table of linear-attention ops (the paper's Table 1), and the calls that take an entry of it:
+//
+//   const Recurrence& gla = recurrence_of("row_gated_la");
+//   RecurrenceOutput out = run_recurrence(gla, {.q = q, .k = k, .v = v, .log_alpha = log_alpha});
+//
+// The entry is the only description of an op. Dispatcher registration, argument checks, backend choice, tests, `cyfa doctor` and
+// `cyfa bench op` loop over the table. To add an op, add its entry to table.cc, its update rule to the fp64 reference
+// (cyfa/kernels/recurrence/reference.h) and its inputs to the op cases (cyfa/ops/cases/op_case.cc). To add a GPU kernel for an op, add a
+// RecurrenceBackend to its entry.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -12,26 +20,65 @@ namespace cyfa::ops {
 
 using recurrence::Gate;
 
+struct RecurrenceInputs {
+  at::Tensor q, k;  // [B, T, H, K]
+  at::Tensor v;     // [B, T, H, V]
+  // Present where the op's arguments say so, with the shape that they give.
+  std::optional<at::Tensor> log_alpha = {};  // log_alpha or log_gamma
+  std::optional<at::Tensor> beta = {};
+  std::optional<at::Tensor> initial_state = {};  // [N, H, K, V]; absent: zeros
+  std::optional<at::Tensor> cu_seqlens = {};     // [N + 1] bounds of packed sequences (B = 1); empty sequences are allowed
+};
+
+// A tensor that an op takes beside q, k and v.
+struct RecurrenceArgument {
+  const char* name;   // in the dispatcher's schema and in error messages
+  const char* shape;  // one letter per dimension: "H", "BTH", "BTHK" or "BTHV"; a step leaves T out
+  std::optional<at::Tensor> RecurrenceInputs::*member;
+};
+
+struct Recurrence;
+struct RecurrenceForward;    // cyfa/ops/recurrence/impl.h
+struct RecurrenceGradients;  // likewise
+struct RecurrenceSettings;   // likewise
+struct SegmentPass;          // cyfa/ops/recurrence/passes.h
+
+// One implementation of an op. Its functions get inputs that have been checked, with a gate of shape "H" expanded over the tokens.
+struct RecurrenceBackend {
+  Backend id;
+  // Why it does not take these inputs, which may lack the T dimension (a step); empty if it takes them.
+  std::string (*refusal)(const Recurrence& r, const RecurrenceInputs& in);
+  RecurrenceForward (*forward)(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings);
+  // `saved` is what forward saved; an undefined gradient is zero.
+  RecurrenceGradients (*backward)(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings, at::TensorList saved,
+                                  const at::Tensor& grad_o, const at::Tensor& grad_final_state);
+  // The tensors that forward saves, uninitialised. It reads shapes alone, and so serves meta tensors.
+  std::vector<at::Tensor> (*empty_saved)(const RecurrenceInputs& in, const RecurrenceSettings& settings);
+  // Null: this backend has no step.
+  at::Tensor (*step)(const Recurrence& r, const RecurrenceInputs& in, const at::Tensor& state, double scale);
+};
+
 struct Recurrence {
-  const char* op;
-  Gate gate;
-  bool delta;
-  bool fixed = false;  // one gate a head for all tokens
+  const char* op;          // its name in C++, in torch.ops.cyfa and on the command line
+  const char* definition;  // the update of the state; o_t = S_t^T (scale q_t) for every op
+  Gate gate;               // how the forget gate acts on S
+  bool delta;              // writes beta_t (v_t - S^T k_t) in place of v_t; for bounded states the keys have at most unit length
+  std::vector<RecurrenceArgument> arguments;  // in schema order, after q, k and v
+  const SegmentPass* pass;                    // the chunk-wise form, for the portable backend
+  std::vector<RecurrenceBackend> backends;    // fastest first
 };
 
 const std::vector<Recurrence>& recurrences();
-const Recurrence& recurrence_of(std::string_view op);  // throws std::out_of_range
+const Recurrence& recurrence_of(std::string_view op);  // throws std::out_of_range that lists the names
 
-struct RecurrenceInputs {
-  at::Tensor q, k, v;
-  std::optional<at::Tensor> log_alpha = {};  // [B, T, H], [B, T, H, K] or [B, T, H, V] as the gate says, [H] where it is fixed; absent for kNone
-  std::optional<at::Tensor> beta = {};       // [B, T, H] for the delta rules
-  std::optional<at::Tensor> initial_state = {}, cu_seqlens = {};
-};
+RecurrenceOutput run_recurrence(const Recurrence& r, RecurrenceInputs inputs, const RecurrenceOptions& options = {});
 
-RecurrenceOutput run_recurrence(const Recurrence& r, RecurrenceInputs in, const RecurrenceOptions& options);
+// One token for each of B states, without autograd. The inputs have no T dimension; `state` [B, H, K, V] is fp32 and contiguous and is
+// updated in place. Returns o [B, H, V], type of v. Of the options, only scale is read. On a CPU the bits of a sequence do not depend on
+// the rest of the batch.
+at::Tensor step_recurrence(const Recurrence& r, RecurrenceInputs inputs, const at::Tensor& state, const RecurrenceOptions& options = {});
 
-// Inputs without the T dimension; state [B, H, K, V] is updated in place.
-at::Tensor step_recurrence(const Recurrence& r, RecurrenceInputs in, const at::Tensor& state, const RecurrenceOptions& options);
+// Whether each backend takes these inputs, fastest first. Throws ArgumentError for bad input. A backend that the op does not have refuses.
+std::vector<BackendOffer> recurrence_backends(const Recurrence& r, RecurrenceInputs inputs);
 
 }  // namespace cyfa::ops
