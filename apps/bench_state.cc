@@ -11,8 +11,8 @@
 #include "apps/options.h"
 #include "apps/output.h"
 #include "cyfa/data/tokenizer.h"
-#include "cyfa/io/file_error.h"
 #include "cyfa/engine/engine.h"
+#include "cyfa/io/file_error.h"
 #include "cyfa/model/checkpoint.h"
 
 namespace cyfa::app {

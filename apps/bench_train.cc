@@ -111,9 +111,10 @@ int run_train(const Options& options) {
   if (prints_text(options.json)) {
     std::cout << text("check     loss of the first step against the plain model's %.6f: %.1e, limit %.0e: ok\n", plain_loss, loss_error,
                       limit)
-              << text("%s %s  B%lld T%lld: %.0f ms per step (p10 %.0f, p90 %.0f), %.0f tokens/s, engine %s\n", row["model"].get<std::string>().c_str(),
-                      recipe.dtype.c_str(), static_cast<long long>(recipe.batch), static_cast<long long>(recipe.context), t.median * 1e3,
-                      t.p10 * 1e3, t.p90 * 1e3, tokens / t.median, trainer.engine().c_str());
+              << text("%s %s  B%lld T%lld: %.0f ms per step (p10 %.0f, p90 %.0f), %.0f tokens/s, engine %s\n",
+                      row["model"].get<std::string>().c_str(), recipe.dtype.c_str(), static_cast<long long>(recipe.batch),
+                      static_cast<long long>(recipe.context), t.median * 1e3, t.p10 * 1e3, t.p90 * 1e3, tokens / t.median,
+                      trainer.engine().c_str());
   }
   if (kernels) kernels->print("one step");
   write_rows(options.json, Json::array({row}));

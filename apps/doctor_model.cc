@@ -1,8 +1,8 @@
 // cyfa doctor MODEL: which engine decodes and which trains a model on this machine, why others do not, and a check of what was chosen.
 #include <iostream>
 
-#include "apps/machine.h"
 #include "apps/doctor_model.h"
+#include "apps/machine.h"
 #include "apps/op_case.h"
 #include "apps/output.h"
 #include "cyfa/engine/engine.h"
@@ -52,8 +52,8 @@ int run_doctor_model(const DoctorModelOptions& options) {
   CausalLM model = folder ? load_checkpoint(options.model, {dtype, device, false}) : CausalLM(ModelConfig::read(options.model));
   if (!folder) model.initialise(1, dtype, device);
 
-  Json row = {{"model", options.model}, {"model_type", model.config().kind->model_type}, {"device", machine_name(device)},
-              {"dtype", dtype_name(dtype)}, {"parameters", model.table().numel()}, {"layer_types", model.config().layer_types}};
+  Json row = {{"model", options.model},     {"model_type", model.config().kind->model_type}, {"device", machine_name(device)},
+              {"dtype", dtype_name(dtype)}, {"parameters", model.table().numel()},           {"layer_types", model.config().layer_types}};
   row["decoding"] = to_json(step_engines(model));
   row["recording_refusal"] = recording_refusal(model);
   // A run trains parameters in fp32, with matrices in `dtype`.

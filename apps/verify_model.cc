@@ -7,8 +7,8 @@
 #include "apps/op_case.h"
 #include "apps/options.h"
 #include "apps/output.h"
-#include "cyfa/io/file_error.h"
 #include "cyfa/engine/engine.h"
+#include "cyfa/io/file_error.h"
 #include "cyfa/model/checkpoint.h"
 #include "cyfa/model/tensor_file.h"
 

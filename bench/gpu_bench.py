@@ -275,6 +275,57 @@ def context_rows(clock):
                            lambda x: F.scaled_dot_product_attention(**x, is_causal=True), heads)
 
 
+def program_rows(program, model):
+    """Training and decoding of a whole model, by the program: it checks before it times."""
+    config = str(ROOT / f"configs/{model}.json")
+    common = ["--dtype", "bf16", "--device", "cuda", "--json"]
+    train = ["train", config, "--B", "32", "--T", "2048", "--accumulate", "4", "--repeats", "10", *common]
+    decode = ["decode", config, "--B", "1", "8", "16", "32", "64", *common]
+    for command in (train, decode):
+        say(" ".join(["cyfa bench", *command[:2]]))
+        run = subprocess.run([str(program), "bench", *command], check=True, capture_output=True, text=True)
+        for row in json.loads(run.stdout):
+            yield {**{key: row[key] for key in ("impl", "op", "model", "dtype", "B", "ms", "tokens_per_s", "engine") if key in row},
+                   **({"T": row["T"], "accumulate": 4} if row["op"] == "train" else {"path": row["path"]})}
+
+
+def peer_training(model, steps=6):
+    """The peer's own model of the same config: parameters in fp32, autocast to bf16, fused AdamW, the same batches."""
+    from fla.models.cyfa.configuration_cyfa import CyclicFlowAttentionConfig
+    from fla.models.cyfa.modeling_cyfa import CyclicFlowAttentionForCausalLM
+    B, T, parts = 32, 2048, 4
+    keys = json.loads((ROOT / f"configs/{model}.json").read_text())
+    network = CyclicFlowAttentionForCausalLM(CyclicFlowAttentionConfig(**keys, use_cache=False)).cuda().train()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
+    ids = torch.randint(0, keys["vocab_size"], (B // parts, T), device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for step in range(steps):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(parts):
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = network(input_ids=ids, labels=ids).loss / parts
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+        if step > 1:  # the first ones compile and tune
+            seconds.append(time.perf_counter() - start)
+    ms = statistics.median(seconds) * 1e3
+    return {"impl": "fla", "op": "train", "model": model, "dtype": "bf16", "B": B, "T": T, "accumulate": parts, "ms": ms,
+            "tokens_per_s": B * T / ms * 1e3, "peak_gib": torch.cuda.max_memory_allocated() / 2**30}
+
+
+def model_rows(program):
+    model = "cyfa-400m"
+    torch.cuda.empty_cache()
+    yield from program_rows(program, model)
+    say("training the peer's model")
+    yield peer_training(model)
+
+
 def gpu_facts():
     query = "name,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,driver_version"
     try:
@@ -300,8 +351,10 @@ def main():
                         help="library of the ops (default: build-cuda/libcyfa_ops.so)")
     parser.add_argument("--peers", type=pathlib.Path, default=ROOT / "build-cuda/peers",
                         help="folder of the package fla, downloaded if it is missing (default: build-cuda/peers)")
+    parser.add_argument("--program", type=pathlib.Path, default=ROOT / "build-cuda/cyfa",
+                        help="the program, for whole models (default: build-cuda/cyfa)")
     parser.add_argument("--repeats", type=int, default=30, help="timed calls of each kind (default: %(default)s)")
-    names = ["check", "op", "packed", "step", "sizes", "context"]
+    names = ["check", "op", "packed", "step", "sizes", "context", "models"]
     parser.add_argument("--only", nargs="*", choices=names, default=names, help="parts to run (default: all)")
     parser.add_argument("--add", action="store_true", help="keep the file's rows of other parts; they must be of the same commit and GPU")
     parser.add_argument("--commit", default="", help="commit of the library (default: asks git)")
@@ -336,8 +389,9 @@ def main():
              "packed": lambda: packed_rows(clock, bandwidth),
              "step": lambda: step_rows(clock, bandwidth),
              "sizes": lambda: operator_rows(clock, bandwidth, SHAPES[:1], OTHER_SIZES),
-             "context": lambda: context_rows(clock)}
-    keys = ("impl", "op", "pass", "B", "T", "H", "K", "M", "sequences")
+             "context": lambda: context_rows(clock),
+             "models": lambda: model_rows(a.program)}
+    keys = ("impl", "op", "pass", "B", "T", "H", "K", "M", "sequences", "model")
     same = lambda x, y: all(x.get(key) == y.get(key) for key in keys)  # noqa: E731
     for part in (p for p in parts if p in a.only):
         for row in parts[part]():

@@ -49,8 +49,8 @@ bool same_tensors(const ModelState& a, const ModelState& b) {
   return true;
 }
 
-// After an error inside, the capture must still be closed, on its stream. Where CUDA has given it up, torch says so once more and leaves the
-// pool open that the capture allocated from.
+// After an error inside, the capture must still be closed, on its stream. Where CUDA has given it up, torch says so once more and leaves
+// the pool open that the capture allocated from.
 void end_broken_capture(at::cuda::CUDAGraph& graph, c10::DeviceIndex device, const c10::MempoolId_t& pool) {
   try {
     graph.capture_end();

@@ -7,12 +7,9 @@
 namespace cyfa {
 namespace {
 
-struct Config {
-  BackboneShape backbone;
-  HeadShape shape;
+struct Config : QkvConfig {
   int64_t slots = 128;  // num_slots: M, stored; m = M - 1 are active
   int64_t rho = 2;      // tokens a slot
-  ShortConvConfig conv;
 };
 
 // The recurrence K_t = Diag(1 - phi_t) K_{t-1} + phi_t k_t^T, where phi_t(r) is the Dirichlet profile (eq:app-constant-rate-profile) at
@@ -44,10 +41,9 @@ class BlurryWindow final : public QkvMixer {
  public:
   BlurryWindow(const Config& c, const ParameterScope& scope) : c_(c), profile_(c.slots - 1, c.rho) {
     const int64_t D = c.backbone.hidden_size, H = c.shape.heads, K = c.shape.K, V = c.shape.V;
-    const Init normal = Init::normal(c.backbone.initializer_range);
-    add_qkv(scope, c.backbone, {H * K, H * K, H * V}, c.conv);
-    memory_.keys = keep_memory({H, K, c.slots}, "k");
-    memory_.values = keep_memory({H, c.slots, V}, "v");
+    const Init normal = c.normal();
+    add_qkv(scope, c);
+    memory_ = keep_slots(c.shape, c.slots);
     position_ = keep_position();
     q_norm_ = scope.other("q_norm.weight", {K}, Init::ones());
     k_norm_ = scope.other("k_norm.weight", {K}, Init::ones());
@@ -97,16 +93,13 @@ class BlurryWindow final : public QkvMixer {
 }  // namespace
 
 MixerFactory read_blurry_window(ConfigReader& config, const BackboneShape& backbone) {
-  Config c;
-  c.backbone = backbone;
-  c.shape = HeadShape::of_head_dim(config, {.heads = 8, .head_dim = 256, .expand_k = 1, .expand_v = 1});
+  Config c{QkvConfig::read(config, backbone, HeadShape::Widths{.heads = 8, .head_dim = 256, .expand_k = 1, .expand_v = 1}, true)};
   c.slots = config.integer("num_slots", c.slots, 2, 1 << 16);
   if (c.slots % 2 != 0) config.fail("num_slots", "an even number of stored slots (m + 1)");
   c.rho = config.integer("rho", c.rho, 1, 1 << 16);
   if (c.rho * c.slots > 1 << 24) config.fail("rho", "a cycle, rho * num_slots, of at most 16,777,216 tokens");
-  c.conv = ShortConvConfig::read(config, true);
   config.bookkeeping({"attn_mode"});
-  return [c](const ParameterScope& scope) { return std::make_unique<BlurryWindow>(c, scope); };
+  return factory_of<BlurryWindow>(c);
 }
 
 }  // namespace cyfa

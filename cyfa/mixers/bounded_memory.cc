@@ -6,11 +6,8 @@
 namespace cyfa {
 namespace {
 
-struct Config {
-  BackboneShape backbone;
-  HeadShape shape;
+struct Config : QkvConfig {
   int64_t slots = 64;
-  ShortConvConfig conv;
   bool rope = true;
   double clamp_min = -32, clamp_max = 32;
 };
@@ -18,11 +15,10 @@ struct Config {
 class BoundedMemory final : public QkvMixer {
  public:
   BoundedMemory(const Config& c, const ParameterScope& scope) : c_(c) {
-    const int64_t D = c.backbone.hidden_size, H = c.shape.heads, K = c.shape.K, V = c.shape.V;
-    const Init normal = Init::normal(c.backbone.initializer_range);
-    add_qkv(scope, c.backbone, {H * K, H * K, H * V}, c.conv);
-    memory_.keys = keep_memory({H, K, c.slots}, "k");
-    memory_.values = keep_memory({H, c.slots, V}, "v");
+    const int64_t D = c.backbone.hidden_size, H = c.shape.heads, V = c.shape.V;
+    const Init normal = c.normal();
+    add_qkv(scope, c);
+    memory_ = keep_slots(c.shape, c.slots);
     mass_ = keep({.name = "mass", .shape = {H, c.slots}, .dtype = at::kDouble, .memory = false});
     if (c.rope) position_ = keep_position();
     s_proj_ = scope.matrix("s_proj.weight", {H * c.slots, D}, normal);
@@ -93,11 +89,8 @@ class BoundedMemory final : public QkvMixer {
 }  // namespace
 
 MixerFactory read_bounded_memory(ConfigReader& config, const BackboneShape& backbone) {
-  Config c;
-  c.backbone = backbone;
-  c.shape = HeadShape::of_model_width(config, backbone, {.heads = 4, .expand_k = 0.5, .expand_v = 1, .grouped = false});
+  Config c{QkvConfig::read(config, backbone, HeadShape::Shares{.heads = 4, .expand_k = 0.5, .expand_v = 1, .grouped = false}, false)};
   c.slots = config.integer("num_slots", c.shape.K, 1, 1 << 20);
-  c.conv = ShortConvConfig::read(config, false);
   c.rope = config.flag("use_rope", c.rope);
   if (c.rope && c.shape.K % 2 != 0) config.fail("expand_k", "heads of an even width: rotary positions turn pairs");
   // Masses are kept as they are, not as logarithms: wider bounds would overflow them.
@@ -105,7 +98,7 @@ MixerFactory read_bounded_memory(ConfigReader& config, const BackboneShape& back
   c.clamp_max = config.number("clamp_max", c.clamp_max, c.clamp_min, 300);
   config.bookkeeping({"gate_low_rank_dim"});
   fla_bookkeeping(config);
-  return [c](const ParameterScope& scope) { return std::make_unique<BoundedMemory>(c, scope); };
+  return factory_of<BoundedMemory>(c);
 }
 
 }  // namespace cyfa

@@ -12,9 +12,7 @@ std::optional<at::Tensor> bias_of(const Weights& w, const std::optional<Paramete
   return bias ? std::optional(w[*bias].to(type)) : std::nullopt;
 }
 
-bool owns_memory(const at::Tensor& x) {
-  return x.is_contiguous() && x.storage().use_count() == 1 && x.storage().nbytes() == x.nbytes();
-}
+bool owns_memory(const at::Tensor& x) { return x.is_contiguous() && x.storage().use_count() == 1 && x.storage().nbytes() == x.nbytes(); }
 
 }  // namespace
 

@@ -11,12 +11,12 @@ class CyclicFlowMixer final : public QkvMixer {
   CyclicFlowMixer(const CyclicFlowConfig& config, const ParameterScope& scope) : c_(config) {
     const auto& [H, G, K, V] = c_.shape;
     const int64_t D = c_.backbone.hidden_size, M = c_.slots;
-    const Init normal = Init::normal(c_.backbone.initializer_range);
+    const Init normal = c_.normal();
     s_.config = c_;
     s_.keys = keep({.name = "k", .shape = {H, K, M}, .narrow = true});
     s_.values = keep({.name = "v", .shape = {H, M, V}, .narrow = true});
     s_.clock = keep({.name = "clock", .shape = {H}, .dtype = at::kDouble, .memory = false});
-    add_qkv(scope, c_.backbone, {H * K, H * K, H * V}, c_.conv);
+    add_qkv(scope, c_);
     s_.qkv = qkv();
     if (c_.qk_norm) {
       s_.q_norm = scope.other("q_norm.weight", {K}, Init::ones());
@@ -56,19 +56,13 @@ class CyclicFlowMixer final : public QkvMixer {
     const at::Tensor delta = y.in.delta.to(at::kDouble), beta = y.in.beta.to(at::kDouble), alpha = y.in.log_alpha.to(at::kDouble).exp();
     // 1: all slots hold as much as one another; 1 / m: one slot holds everything.
     const at::Tensor energy = view(call.final_state())->energy;
-    const at::Tensor spread =
-        energy.sum(-1).square() / (energy.square().sum(-1).clamp_min(1e-300) * static_cast<double>(energy.size(-1)));
+    const at::Tensor spread = energy.sum(-1).square() / (energy.square().sum(-1).clamp_min(1e-300) * static_cast<double>(energy.size(-1)));
     const auto number = [](const at::Tensor& value) { return value.item<double>(); };
-    return {{"clock_mean", number(delta.mean())},
-            {"clock_spread", number(delta.std(false))},
-            {"clock_least", number(delta.min())},
-            {"clock_most", number(delta.max())},
-            {"alpha_least", number(alpha.min())},
-            {"alpha_mean", number(alpha.mean())},
-            {"alpha_most", number(alpha.max())},
-            {"beta_mean", number(beta.mean())},
-            {"slot_occupancy", number(spread.mean())},
-            {"read_entropy", read_entropy(y.in, call.final_state())}};
+    return {{"clock_mean", number(delta.mean())},      {"clock_spread", number(delta.std(false))},
+            {"clock_least", number(delta.min())},      {"clock_most", number(delta.max())},
+            {"alpha_least", number(alpha.min())},      {"alpha_mean", number(alpha.mean())},
+            {"alpha_most", number(alpha.max())},       {"beta_mean", number(beta.mean())},
+            {"slot_occupancy", number(spread.mean())}, {"read_entropy", read_entropy(y.in, call.final_state())}};
   }
 
   std::optional<MemoryView> view(const MixerState& state) const override {
@@ -97,8 +91,8 @@ class CyclicFlowMixer final : public QkvMixer {
     y.in.q = split_heads(y.qkv.q, c_.shape.heads);
     y.in.k = split_heads(y.qkv.k, c_.shape.heads);
     y.in.v = split_heads(y.qkv.v, c_.shape.heads);
-    const at::Tensor d = c_.constant_clock ? constant_clock(call).expand(y.in.q.sizes().slice(0, y.in.q.dim() - 1))
-                                           : y.qkv[s_.d_proj] + call[s_.d_bias];
+    const at::Tensor d =
+        c_.constant_clock ? constant_clock(call).expand(y.in.q.sizes().slice(0, y.in.q.dim() - 1)) : y.qkv[s_.d_proj] + call[s_.d_bias];
     y.in.beta = ops::sigmoid_gate(y.qkv[s_.b_proj] + call[s_.b_bias]);
     y.in.delta = ops::sigmoid_gate(d);
     y.in.log_alpha = c_.forget_gate ? ops::decay_gate(y.qkv[s_.a_proj], call[s_.dt_bias], call[s_.A_log])
@@ -157,12 +151,10 @@ const CyclicFlowSpec* cyclic_flow_spec(const Mixer& mixer) {
 }
 
 MixerFactory read_cyclic_flow(ConfigReader& config, const BackboneShape& backbone) {
-  CyclicFlowConfig c;
-  c.backbone = backbone;
-  c.shape = HeadShape::of_head_dim(config, {.heads = 8, .head_dim = 256, .expand_k = 1, .expand_v = 1, .truncated = true});
+  const HeadShape::Widths widths = {.heads = 8, .head_dim = 256, .expand_k = 1, .expand_v = 1, .truncated = true};
+  CyclicFlowConfig c{QkvConfig::read(config, backbone, widths, true)};
   c.slots = config.integer("num_slots", c.slots, 2, 1 << 20);
   if (c.slots % 2 != 0) config.fail("num_slots", "an even number of stored slots (m + 1)");
-  c.conv = ShortConvConfig::read(config, true);
   c.conv_silu = config.word("conv_activation", "none", {"none", "silu"}) == "silu";
   if (c.conv_silu && !c.conv.on) config.fail("conv_activation", "\"none\" where use_short_conv is false");
   c.qk_norm = config.flag("use_qk_norm", c.qk_norm);
@@ -175,7 +167,7 @@ MixerFactory read_cyclic_flow(ConfigReader& config, const BackboneShape& backbon
   c.clock_stop_gradient = config.flag("clock_stop_gradient", c.clock_stop_gradient);
   c.learned_readout = config.word("readout", "learned", {"learned", "identity"}) == "learned";
   config.bookkeeping({"attn_mode", "checkpoint_level"});
-  return [c](const ParameterScope& scope) { return std::make_unique<CyclicFlowMixer>(c, scope); };
+  return factory_of<CyclicFlowMixer>(c);
 }
 
 }  // namespace cyfa

@@ -7,14 +7,11 @@
 namespace cyfa {
 
 // The config keys of the mixer, with the ablations of the paper. Defaults are those of the published models.
-struct CyclicFlowConfig {
-  BackboneShape backbone;
-  HeadShape shape;           // num_heads, head_dim, expand_k, expand_v
-  int64_t slots = 128;       // num_slots: M, stored; m = M - 1 are active
-  ShortConvConfig conv;      // use_short_conv, conv_size, conv_bias
-  bool conv_silu = false;    // conv_activation: null, or "silu" after the convolution
-  bool qk_norm = true;       // use_qk_norm
-  bool forget_gate = true;   // use_forget_gate: false fixes alpha = 1
+struct CyclicFlowConfig : QkvConfig {
+  int64_t slots = 128;              // num_slots: M, stored; m = M - 1 are active
+  bool conv_silu = false;           // conv_activation: "none", or "silu" after the convolution
+  bool qk_norm = true;              // use_qk_norm
+  bool forget_gate = true;          // use_forget_gate: false fixes alpha = 1
   bool constant_clock = false;      // clock: "token", or "constant" for one increment per head, sigmoid(b), or "fixed"
   double rho = 0;                   // rho: tokens a slot of a fixed clock, whose increments are 1 / rho; 0: none
   bool clock_stop_gradient = true;  // clock_stop_gradient: the clock's input takes no gradient

@@ -5,23 +5,20 @@
 namespace cyfa {
 namespace {
 
-struct Config {
-  BackboneShape backbone;
-  HeadShape shape;
-  ShortConvConfig conv;
-  std::string activation;  // qk_activation
-  bool sum_norm = false;   // qk_norm: "l2" or "sum"
-  bool beta = true;        // use_beta
-  double beta_factor = 1;  // 2 where allow_neg_eigval
-  bool gate = false;       // use_gate
+struct Config : QkvConfig {
+  std::string activation = {};  // qk_activation
+  bool sum_norm = false;        // qk_norm: "l2" or "sum"
+  bool beta = true;             // use_beta
+  double beta_factor = 1;       // 2 where allow_neg_eigval
+  bool gate = false;            // use_gate
 };
 
 class DeltaNet final : public QkvMixer {
  public:
   DeltaNet(const Config& c, const ParameterScope& scope) : c_(c) {
     const int64_t D = c.backbone.hidden_size, H = c.shape.heads, K = c.shape.K, V = c.shape.V;
-    const Init normal = Init::normal(c.backbone.initializer_range);
-    add_qkv(scope, c.backbone, {H * K, H * K, H * V}, c.conv);
+    const Init normal = c.normal();
+    add_qkv(scope, c);
     memory_ = keep_memory({H, K, V});
     if (c.beta) b_proj_ = scope.matrix("b_proj.weight", {H, D}, normal);
     if (c.gate) g_proj_ = scope.matrix("g_proj.weight", {H * V, D}, normal);
@@ -57,10 +54,7 @@ class DeltaNet final : public QkvMixer {
 }  // namespace
 
 MixerFactory read_delta_net(ConfigReader& config, const BackboneShape& backbone) {
-  Config c;
-  c.backbone = backbone;
-  c.shape = HeadShape::of_model_width(config, backbone, {.heads = 16, .expand_k = 1, .expand_v = 1, .grouped = false});
-  c.conv = ShortConvConfig::read(config, true);
+  Config c{QkvConfig::read(config, backbone, HeadShape::Shares{.heads = 16, .expand_k = 1, .expand_v = 1, .grouped = false}, true)};
   c.activation = config.word("qk_activation", "silu", {"silu", "relu", "elu", "identity"});
   c.sum_norm = config.word("qk_norm", "l2", {"l2", "sum"}) == "sum";
   c.beta = config.flag("use_beta", c.beta);
@@ -68,7 +62,7 @@ MixerFactory read_delta_net(ConfigReader& config, const BackboneShape& backbone)
   c.gate = config.flag("use_gate", c.gate);
   config.only("use_output_norm", true);
   fla_bookkeeping(config);
-  return [c](const ParameterScope& scope) { return std::make_unique<DeltaNet>(c, scope); };
+  return factory_of<DeltaNet>(c);
 }
 
 }  // namespace cyfa

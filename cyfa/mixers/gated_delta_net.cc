@@ -5,12 +5,7 @@
 namespace cyfa {
 namespace {
 
-struct Config {
-  BackboneShape backbone;
-  HeadShape shape;
-  int64_t value_heads = 0;
-  ShortConvConfig conv;
-  double beta_factor = 1;  // 2 where allow_neg_eigval
+struct Config : DeltaConfig {
   bool gate = true, sigmoid = false;
 };
 
@@ -18,8 +13,8 @@ class GatedDeltaNet final : public QkvMixer {
  public:
   GatedDeltaNet(const Config& c, const ParameterScope& scope) : c_(c) {
     const int64_t D = c.backbone.hidden_size, H = c.value_heads, K = c.shape.K, V = c.shape.V;
-    const Init normal = Init::normal(c.backbone.initializer_range);
-    add_qkv(scope, c.backbone, {c.shape.heads * K, c.shape.heads * K, H * V}, c.conv);
+    const Init normal = c.normal();
+    add_qkv(scope, c);
     memory_ = keep_memory({H, K, V});
     a_proj_ = scope.matrix("a_proj.weight", {H, D}, normal);
     b_proj_ = scope.matrix("b_proj.weight", {H, D}, normal);
@@ -34,7 +29,7 @@ class GatedDeltaNet final : public QkvMixer {
     std::vector<Call::Projection> others = {a_proj_, b_proj_};
     if (c_.gate) others.emplace_back(g_proj_);
     Qkv y = project(call, {true, true, true}, others);
-    const int64_t each = c_.value_heads / c_.shape.heads;
+    const int64_t each = c_.each();
     const at::Tensor q = repeat_heads(l2_norm(split_heads(y.q, c_.shape.heads)), each),
                      k = repeat_heads(l2_norm(split_heads(y.k, c_.shape.heads)), each);
     const at::Tensor o = call.recurrence("scalar_gated_delta_rule", memory_,
@@ -59,16 +54,11 @@ class GatedDeltaNet final : public QkvMixer {
 }  // namespace
 
 MixerFactory read_gated_delta_net(ConfigReader& config, const BackboneShape& backbone) {
-  Config c;
-  c.backbone = backbone;
-  c.shape = HeadShape::of_head_dim(config, {.heads = 6, .head_dim = 256, .expand_k = 0, .expand_v = 2});
-  c.value_heads = read_value_heads(config, c.shape.heads);
-  c.conv = ShortConvConfig::read(config, true);
-  c.beta_factor = config.flag("allow_neg_eigval", false) ? 2 : 1;
+  Config c{DeltaConfig::read(config, backbone, {.heads = 6, .head_dim = 256, .expand_k = 0, .expand_v = 2})};
   c.gate = config.flag("use_gate", c.gate);
   c.sigmoid = config.word("output_gate_activation", "swish", {"swish", "silu", "sigmoid"}) == "sigmoid";
   fla_bookkeeping(config);
-  return [c](const ParameterScope& scope) { return std::make_unique<GatedDeltaNet>(c, scope); };
+  return factory_of<GatedDeltaNet>(c);
 }
 
 }  // namespace cyfa

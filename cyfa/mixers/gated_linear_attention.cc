@@ -5,17 +5,14 @@
 namespace cyfa {
 namespace {
 
-struct Config {
-  BackboneShape backbone;
-  HeadShape shape;
-  std::string feature_map;
-  ShortConvConfig conv;
+struct Config : QkvConfig {
+  std::string feature_map = {};
   bool columns = false;  // the gate is on the columns of the state: use_gv
   int64_t rank = 16;     // gate_low_rank_dim
   double normalizer = 16;
-  std::optional<double> clamp_min;
+  std::optional<double> clamp_min = {};
   bool output_gate = true;
-  std::string norm_name;
+  std::string norm_name = {};
 };
 
 class GatedLinearAttention final : public QkvMixer {
@@ -23,9 +20,9 @@ class GatedLinearAttention final : public QkvMixer {
   GatedLinearAttention(const Config& c, const ParameterScope& scope) : c_(c) {
     const auto [H, G, K, V] = c.shape;
     const int64_t D = c.backbone.hidden_size, gates = G * (c.columns ? V : K);
-    const Init normal = Init::normal(c.backbone.initializer_range);
+    const Init normal = c.normal();
     const std::string gate = c.columns ? "gv_proj" : "gk_proj";
-    add_qkv(scope, c.backbone, {H * K, G * K, G * V}, c.conv);
+    add_qkv(scope, c);
     memory_ = keep_memory({H, K, V});
     forget_first_ = scope.matrix(gate + ".0.weight", {c.rank, D}, normal);
     forget_second_ = scope.matrix(gate + ".1.weight", {gates, c.rank}, normal);
@@ -61,11 +58,8 @@ class GatedLinearAttention final : public QkvMixer {
 }  // namespace
 
 MixerFactory read_gated_linear_attention(ConfigReader& config, const BackboneShape& backbone) {
-  Config c;
-  c.backbone = backbone;
-  c.shape = HeadShape::of_model_width(config, backbone, {.heads = 4, .expand_k = 0.5, .expand_v = 1});
+  Config c{QkvConfig::read(config, backbone, HeadShape::Shares{.heads = 4, .expand_k = 0.5, .expand_v = 1}, false)};
   c.feature_map = read_feature_map(config, "identity");
-  c.conv = ShortConvConfig::read(config, false);
   c.columns = config.flag("use_gv", false);
   if (config.flag("use_gk", true) == c.columns)
     config.fail("use_gk", "one of use_gk and use_gv: a gate on the rows of the state, or on its columns");
@@ -75,7 +69,7 @@ MixerFactory read_gated_linear_attention(ConfigReader& config, const BackboneSha
   c.output_gate = config.flag("use_output_gate", true);
   c.norm_name = output_norm_name(config, c.output_gate);
   fla_bookkeeping(config);
-  return [c](const ParameterScope& scope) { return std::make_unique<GatedLinearAttention>(c, scope); };
+  return factory_of<GatedLinearAttention>(c);
 }
 
 }  // namespace cyfa

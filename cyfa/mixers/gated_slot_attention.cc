@@ -5,25 +5,20 @@
 namespace cyfa {
 namespace {
 
-struct Config {
-  BackboneShape backbone;
-  HeadShape shape;
+struct Config : QkvConfig {
   int64_t slots = 64;
-  std::string feature_map;
-  ShortConvConfig conv;
+  std::string feature_map = {};
   double normalizer = 8;
 };
 
 class GatedSlotAttention final : public QkvMixer {
  public:
   GatedSlotAttention(const Config& c, const ParameterScope& scope) : c_(c) {
-    const auto [H, G, K, V] = c.shape;
-    const int64_t D = c.backbone.hidden_size;
-    const Init normal = Init::normal(c.backbone.initializer_range);
-    add_qkv(scope, c.backbone, {H * K, G * K, G * V}, c.conv);
-    memory_.keys = keep_memory({H, K, c.slots}, "k");
-    memory_.values = keep_memory({H, c.slots, V}, "v");
-    f_proj_ = scope.matrix("f_proj.weight", {G * c.slots, D}, normal);
+    const int64_t D = c.backbone.hidden_size, H = c.shape.heads, V = c.shape.V;
+    const Init normal = c.normal();
+    add_qkv(scope, c);
+    memory_ = keep_slots(c.shape, c.slots);
+    f_proj_ = scope.matrix("f_proj.weight", {c.shape.groups * c.slots, D}, normal);
     norm_ = scope.other("g_norm.weight", {H * V}, Init::ones());
     o_proj_ = scope.matrix("o_proj.weight", {D, H * V}, normal);
   }
@@ -52,20 +47,17 @@ class GatedSlotAttention final : public QkvMixer {
 }  // namespace
 
 MixerFactory read_gated_slot_attention(ConfigReader& config, const BackboneShape& backbone) {
-  Config c;
-  c.backbone = backbone;
-  c.shape = HeadShape::of_model_width(config, backbone, {.heads = 4, .expand_k = 1, .expand_v = 1});
+  Config c{QkvConfig::read(config, backbone, HeadShape::Shares{.heads = 4, .expand_k = 1, .expand_v = 1}, false)};
   if (c.shape.heads * c.shape.V != backbone.hidden_size) config.fail("expand_v", "1: the origin's output norm is as wide as the model");
   c.slots = config.integer("num_slots", c.shape.K, 1, 1 << 20);
   c.feature_map = config.word("feature_map", "swish", {"swish", "relu"});
-  c.conv = ShortConvConfig::read(config, false);
   c.normalizer = config.number("gate_logit_normalizer", c.normalizer, 1e-3, 1e6);
   config.only("use_output_gate", false);
   config.only("use_norm", true);
   config.only("clamp_min", nullptr);
   config.only("clamp_max", nullptr);
   fla_bookkeeping(config);
-  return [c](const ParameterScope& scope) { return std::make_unique<GatedSlotAttention>(c, scope); };
+  return factory_of<GatedSlotAttention>(c);
 }
 
 }  // namespace cyfa

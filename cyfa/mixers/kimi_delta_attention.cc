@@ -5,20 +5,12 @@
 namespace cyfa {
 namespace {
 
-struct Config {
-  BackboneShape backbone;
-  HeadShape shape;
-  int64_t value_heads = 0;
-  ShortConvConfig conv;
-  double beta_factor = 1;  // 2 where allow_neg_eigval
-};
-
 class KimiDeltaAttention final : public QkvMixer {
  public:
-  KimiDeltaAttention(const Config& c, const ParameterScope& scope) : c_(c) {
+  KimiDeltaAttention(const DeltaConfig& c, const ParameterScope& scope) : c_(c) {
     const int64_t D = c.backbone.hidden_size, H = c.value_heads, K = c.shape.K, V = c.shape.V;
-    const Init normal = Init::normal(c.backbone.initializer_range);
-    add_qkv(scope, c.backbone, {c.shape.heads * K, c.shape.heads * K, H * V}, c.conv);
+    const Init normal = c.normal();
+    add_qkv(scope, c);
     memory_ = keep_memory({H, K, V});
     forget_first_ = scope.matrix("f_proj.0.weight", {V, D}, normal);
     forget_second_ = scope.matrix("f_proj.1.weight", {H * K, V}, normal);
@@ -33,7 +25,7 @@ class KimiDeltaAttention final : public QkvMixer {
   }
 
   at::Tensor mix(Call& call) const override {
-    const int64_t H = c_.value_heads, each = H / c_.shape.heads;
+    const int64_t H = c_.value_heads, each = c_.each();
     Qkv y = project(call, {true, true, true}, {forget_first_, b_proj_, gate_first_});
     const at::Tensor q = repeat_heads(l2_norm(split_heads(y.q, c_.shape.heads)), each),
                      k = repeat_heads(l2_norm(split_heads(y.k, c_.shape.heads)), each);
@@ -52,25 +44,20 @@ class KimiDeltaAttention final : public QkvMixer {
   double flops_per_token() const override { return delta_rule_flops(c_.value_heads, c_.shape.K, c_.shape.V); }
 
  private:
-  Config c_;
-  ParameterId forget_first_ = 0, forget_second_ = 0, b_proj_ = 0, A_log_ = 0, dt_bias_ = 0, gate_first_ = 0, gate_second_ = 0, gate_bias_ = 0,
-              norm_ = 0, o_proj_ = 0;
+  DeltaConfig c_;
+  ParameterId forget_first_ = 0, forget_second_ = 0, b_proj_ = 0, A_log_ = 0, dt_bias_ = 0, gate_first_ = 0, gate_second_ = 0,
+              gate_bias_ = 0, norm_ = 0, o_proj_ = 0;
   size_t memory_ = 0;
 };
 
 }  // namespace
 
 MixerFactory read_kimi_delta_attention(ConfigReader& config, const BackboneShape& backbone) {
-  Config c;
-  c.backbone = backbone;
-  c.shape = HeadShape::of_head_dim(config, {.heads = 16, .head_dim = 128, .expand_k = 0, .expand_v = 1});
-  c.value_heads = read_value_heads(config, c.shape.heads);
-  c.conv = ShortConvConfig::read(config, true);
-  c.beta_factor = config.flag("allow_neg_eigval", false) ? 2 : 1;
+  const DeltaConfig c = DeltaConfig::read(config, backbone, {.heads = 16, .head_dim = 128, .expand_k = 0, .expand_v = 1});
   config.only("safe_gate", false);
   config.only("lower_bound", nullptr);
   fla_bookkeeping(config);
-  return [c](const ParameterScope& scope) { return std::make_unique<KimiDeltaAttention>(c, scope); };
+  return factory_of<KimiDeltaAttention>(c);
 }
 
 }  // namespace cyfa

@@ -5,10 +5,8 @@
 namespace cyfa {
 namespace {
 
-struct Config {
-  BackboneShape backbone;
-  HeadShape shape;
-  std::string feature_map;
+struct Config : QkvConfig {
+  std::string feature_map = {};
   bool norm_q = false, norm_k = false;
 };
 
@@ -22,8 +20,8 @@ class LinearAttention final : public QkvMixer {
   LinearAttention(const Config& c, const ParameterScope& scope) : c_(c) {
     const auto [H, G, K, V] = c.shape;
     const int64_t D = c.backbone.hidden_size;
-    const Init normal = Init::normal(c.backbone.initializer_range);
-    add_qkv(scope, c.backbone, {H * K, G * K, G * V}, {});
+    const Init normal = c.normal();
+    add_qkv(scope, c);
     memory_ = keep_memory({H, K, V});
     if (c.feature_map == kProduct) {
       const char* names[] = {"feature_map_q", "feature_map_k"};
@@ -70,16 +68,14 @@ class LinearAttention final : public QkvMixer {
 }  // namespace
 
 MixerFactory read_linear_attention(ConfigReader& config, const BackboneShape& backbone) {
-  Config c;
-  c.backbone = backbone;
-  c.shape = HeadShape::of_model_width(config, backbone, {.heads = 4, .expand_k = 1, .expand_v = 1});
+  Config c{{backbone, HeadShape::of_model_width(config, backbone, {.heads = 4, .expand_k = 1, .expand_v = 1}), {}}};
   c.feature_map = config.word("feature_map", LinearAttention::kProduct, {LinearAttention::kProduct, "identity", "relu", "elu"});
   c.norm_q = config.flag("norm_q", false);
   c.norm_k = config.flag("norm_k", false);
   config.only("tie_feature_map_qk", false);
   config.only("norm_feature_map", false);
   fla_bookkeeping(config);
-  return [c](const ParameterScope& scope) { return std::make_unique<LinearAttention>(c, scope); };
+  return factory_of<LinearAttention>(c);
 }
 
 }  // namespace cyfa

@@ -5,23 +5,19 @@
 namespace cyfa {
 namespace {
 
-struct Config {
-  BackboneShape backbone;
-  MambaHeads shape;
-  int64_t N = 128;                                 // state_size
-  int64_t taps = 4;                                // conv_kernel
-  bool bias = false, conv_bias = true;
+struct Config : MambaConfig {
+  int64_t taps = 4;  // conv_kernel
+  bool conv_bias = true;
   bool norm = true, norm_before_gate = false;
   bool wide_skip = false;  // D_has_hdim
   double dt_low = 0, dt_high = INFINITY;
   double A_low = 1, A_high = 16;
-  bool rescale = true;  // rescale_prenorm_residual
 };
 
 class Mamba2 final : public Mixer {
  public:
   Mamba2(const Config& c, const ParameterScope& scope) : c_(c) {
-    const int64_t D = c.backbone.hidden_size, H = c.shape.heads, I = c.shape.inner(), conv = I + 2 * c.shape.groups * c.N;
+    const int64_t D = c.backbone.hidden_size, H = c.heads, I = c.inner(), conv = I + 2 * c.groups * c.N;
     const Init normal = Init::normal(c.backbone.initializer_range);
     in_proj_ = scope.matrix("in_proj.weight", {I + conv + H, D}, normal);
     if (c.bias) in_bias_ = scope.other("in_proj.bias", {I + conv + H}, Init::zeros());
@@ -31,16 +27,14 @@ class Mamba2 final : public Mixer {
     A_log_ = scope.other("A_log", {H}, Init::log_uniform(c.A_low, c.A_high));
     D_ = scope.other("D", {c.wide_skip ? I : H}, Init::ones());
     if (c.norm) norm_ = scope.other("norm.weight", {I}, Init::ones());
-    // The origin draws the projection back into the residual stream by its width, and smaller the deeper the model is.
-    const auto depth = static_cast<double>(c.backbone.layers), width = static_cast<double>(I);
-    out_proj_ = scope.matrix("out_proj.weight", {D, I}, c.rescale ? Init::uniform(1 / std::sqrt(width * depth)) : normal);
+    out_proj_ = scope.matrix("out_proj.weight", {D, I}, c.output_init());
     if (c.bias) out_bias_ = scope.other("out_proj.bias", {D}, Init::zeros());
-    memory_ = keep_memory({H, c.N, c.shape.P});
+    memory_ = keep_memory({H, c.N, c.P});
     tail_ = keep({.name = "conv", .shape = {c.taps - 1, conv}, .memory = false});
   }
 
   at::Tensor mix(Call& call) const override {
-    const int64_t H = c_.shape.heads, G = c_.shape.groups, I = c_.shape.inner(), BC = G * c_.N;
+    const int64_t H = c_.heads, G = c_.groups, I = c_.inner(), BC = G * c_.N;
     const at::Tensor all = call.linear(call.x(), in_proj_, c_.bias ? std::optional(in_bias_) : std::nullopt);
     const auto [z, convolved, time_step] = split<3>(all, {I, I + 2 * BC, H});
     const at::Tensor xBC = ops::silu(call.short_conv(convolved, conv_, c_.conv_bias ? std::optional(conv_bias_) : std::nullopt, tail_));
@@ -57,19 +51,19 @@ class Mamba2 final : public Mixer {
                                           .v = x * dt.unsqueeze(-1).to(x.scalar_type()),
                                           .log_alpha = dt * -at::exp(call[A_log_].to(dt.scalar_type()))},
                                          options);
-    const at::Tensor skip = (c_.wide_skip ? call[D_].view({H, c_.shape.P}) : call[D_].unsqueeze(-1)).to(x.scalar_type());
+    const at::Tensor skip = (c_.wide_skip ? call[D_].view({H, c_.P}) : call[D_].unsqueeze(-1)).to(x.scalar_type());
     return call.linear(normed(call, join_heads(S + x * skip), z), out_proj_, c_.bias ? std::optional(out_bias_) : std::nullopt);
   }
 
-  double flops_per_token() const override { return linear_attention_flops(c_.shape.heads, c_.N, c_.shape.P); }
+  double flops_per_token() const override { return linear_attention_flops(c_.heads, c_.N, c_.P); }
 
  private:
   // RMSNorm of each group and the gate, in the origin's order.
   at::Tensor normed(Call& call, const at::Tensor& y, const at::Tensor& z) const {
     const auto norm = [&](const at::Tensor& x) {
-      const int64_t G = c_.shape.groups;
+      const int64_t G = c_.groups;
       if (G == 1) return ops::rms_norm(x, call[norm_], c_.backbone.norm_eps);
-      const at::Tensor unit = at::ones({c_.shape.inner() / G}, call[norm_].options());
+      const at::Tensor unit = at::ones({c_.inner() / G}, call[norm_].options());
       return join_heads(ops::rms_norm(split_heads(x, G), unit, c_.backbone.norm_eps)) * call[norm_].to(x.scalar_type());
     };
     if (!c_.norm) return ops::swiglu(z, y);
@@ -85,29 +79,19 @@ class Mamba2 final : public Mixer {
 }  // namespace
 
 MixerFactory read_mamba2(ConfigReader& config, const BackboneShape& backbone) {
-  constexpr int64_t kMost = 1 << 20;
-  Config c;
-  c.backbone = backbone;
-  c.shape = MambaHeads::read(config, backbone);
-  const int64_t inner = c.shape.inner();
-  if (config.integer("intermediate_size", inner, 1, kMost) != inner)
+  Config c{MambaConfig::read(config, backbone)};
+  const int64_t inner = c.inner();
+  if (config.integer("intermediate_size", inner, 1, 1 << 20) != inner)
     config.fail("intermediate_size", std::to_string(inner) + " = expand * hidden_size");
-  c.N = config.integer("state_size", c.N, 1, kMost);
   c.taps = config.integer("conv_kernel", c.taps, 1, 256);
-  c.bias = config.flag("use_bias", c.bias);
   c.conv_bias = config.flag("use_conv_bias", c.conv_bias);
   c.norm = config.flag("rmsnorm", c.norm);
   c.norm_before_gate = config.flag("norm_before_gate", c.norm_before_gate);
   c.wide_skip = config.flag("D_has_hdim", c.wide_skip);
-  c.rescale = config.flag("rescale_prenorm_residual", c.rescale);
   std::tie(c.A_low, c.A_high) = config.range("A_init_range", c.A_low, c.A_high);
   std::tie(c.dt_low, c.dt_high) = config.range("dt_limit", c.dt_low, c.dt_high);
-  config.only("dt_min", 0.001);  // of the first time steps
-  config.only("dt_max", 0.1);
-  config.only("dt_init_floor", 1e-4);
   config.only("conv_init", nullptr);
-  config.bookkeeping({"chunk_size", "residual_in_fp32"});
-  return [c](const ParameterScope& scope) { return std::make_unique<Mamba2>(c, scope); };
+  return factory_of<Mamba2>(c);
 }
 
 }  // namespace cyfa

@@ -7,23 +7,18 @@
 namespace cyfa {
 namespace {
 
-struct Config {
-  BackboneShape backbone;
-  MambaHeads shape;
-  int64_t N = 128;   // state_size
+struct Config : MambaConfig {
   int64_t rank = 1;  // mimo_rank where is_mimo
   bool mimo = false;
   int64_t angles = 32;  // rotated pairs: state_size * rope_fraction / 2
   double A_floor = 1e-4;
-  bool bias = false;
-  bool rescale = true;  // rescale_prenorm_residual
 };
 
 // S_t = a_t S_{t-1} + sum over r of a_t (1 - lambda_t) dt_t k_{t-1,r} v_{t-1,r}^T + c_t k_{t,r} v_{t,r}^T with c = lambda dt.
 class Mamba3 final : public Mixer {
  public:
   Mamba3(const Config& c, const ParameterScope& scope) : c_(c) {
-    const int64_t D = c.backbone.hidden_size, I = c.shape.inner(), H = c.shape.heads, P = c.shape.P, G = c.shape.groups, R = c.rank;
+    const int64_t D = c.backbone.hidden_size, I = c.inner(), H = c.heads, P = c.P, G = c.groups, R = c.rank;
     const Init normal = Init::normal(c.backbone.initializer_range);
     widths_ = {I, I, R * G * c.N, R * G * c.N, H, H, H, c.angles};
     const int64_t all = c10::sum_integers(widths_);
@@ -41,8 +36,7 @@ class Mamba3 final : public Mixer {
       mimo_o_ = scope.other("mimo_o", {H, R, P}, Init::constant(share), true);
     }
     D_ = scope.other("D", {H}, Init::ones());
-    const auto depth = static_cast<double>(c.backbone.layers), width = static_cast<double>(I);
-    out_proj_ = scope.matrix("out_proj.weight", {D, I}, c.rescale ? Init::uniform(1 / std::sqrt(width * depth)) : normal);
+    out_proj_ = scope.matrix("out_proj.weight", {D, I}, c.output_init());
     if (c.bias) out_bias_ = scope.other("out_proj.bias", {D}, Init::zeros());
     memory_ = keep_memory({H, c.N, P});
     angle_ = keep({.name = "angle", .shape = {H, c.angles}, .dtype = at::kDouble, .memory = false});
@@ -51,7 +45,7 @@ class Mamba3 final : public Mixer {
   }
 
   at::Tensor mix(Call& call) const override {
-    const int64_t H = c_.shape.heads, R = c_.rank, N = c_.N, P = c_.shape.P;
+    const int64_t H = c_.heads, R = c_.rank, N = c_.N, P = c_.P;
     const at::Tensor all = call.linear(call.x(), in_proj_, c_.bias ? std::optional(in_bias_) : std::nullopt);
     const auto [z, x, B, C, time_step, A, trap, turns] = split<8>(all, widths_);
     Tokens t;
@@ -75,7 +69,7 @@ class Mamba3 final : public Mixer {
     return call.linear(join_heads(o), out_proj_, c_.bias ? std::optional(out_bias_) : std::nullopt);
   }
 
-  double flops_per_token() const override { return static_cast<double>(c_.rank) * linear_attention_flops(c_.shape.heads, c_.N, c_.shape.P); }
+  double flops_per_token() const override { return static_cast<double>(c_.rank) * linear_attention_flops(c_.heads, c_.N, c_.P); }
 
  private:
   // Of each token: q, k [.., R, H, N], v [.., R, H, P], x [.., H, P]; the others [.., H]. `own` is c, `next` is (1 - lambda) dt.
@@ -103,8 +97,8 @@ class Mamba3 final : public Mixer {
   // B or C [.., R * G * N]: norm, a bias of each head and rank, rotation. SISO turns neighbours, MIMO halves.
   at::Tensor turned(Call& call, const at::Tensor& x, ParameterId norm, ParameterId bias,
                     const std::pair<at::Tensor, at::Tensor>& by) const {
-    const at::Tensor normed = ops::rms_norm(split_heads(split_heads(x, c_.rank), c_.shape.groups), call[norm], kNormEps);  // [.., R, G, N]
-    const at::Tensor y = (c_.shape.groups == 1 ? normed : repeat_heads(normed, c_.shape.heads / c_.shape.groups)) + by_rank(call, bias, normed);
+    const at::Tensor normed = ops::rms_norm(split_heads(split_heads(x, c_.rank), c_.groups), call[norm], kNormEps);  // [.., R, G, N]
+    const at::Tensor y = (c_.groups == 1 ? normed : repeat_heads(normed, c_.heads / c_.groups)) + by_rank(call, bias, normed);
     const int64_t pairs = c_.N / 2, axis = c_.mimo ? -2 : -1;
     std::vector<int64_t> shape = y.sizes().vec();
     shape.back() = c_.mimo ? 2 : pairs;
@@ -130,14 +124,14 @@ class Mamba3 final : public Mixer {
     } else if (first.defined()) {
       sum = sum + first.unsqueeze(1);
     }
-    call.after(angle_, call.last(sum.flatten(-2), angle_).remainder(kTurn).view({-1, c_.shape.heads, c_.angles}));
+    call.after(angle_, call.last(sum.flatten(-2), angle_).remainder(kTurn).view({-1, c_.heads, c_.angles}));
     return sum;
   }
 
   // What a token reads of earlier ones is a pass of the op in which its place holds the writes of the token before it: w = c of that token
   // and (1 - lambda) dt of this one, decayed by this one. What it wrote itself is added, and at the end goes into the state.
   at::Tensor read_memory(Call& call, const Tokens& t) const {
-    const int64_t B = t.q.size(0), T = t.q.size(1), H = c_.shape.heads, R = c_.rank, N = c_.N, P = c_.shape.P;
+    const int64_t B = t.q.size(0), T = t.q.size(1), H = c_.heads, R = c_.rank, N = c_.N, P = c_.P;
     const auto each_rank = [](const at::Tensor& x, at::ScalarType type) {
       return x.unsqueeze(-2).unsqueeze(-1).to(type);
     };  // [.., H] to [.., 1, H, 1]
@@ -206,12 +200,8 @@ class Mamba3 final : public Mixer {
 }  // namespace
 
 MixerFactory read_mamba3(ConfigReader& config, const BackboneShape& backbone) {
-  constexpr int64_t kMost = 1 << 20;
-  Config c;
-  c.backbone = backbone;
-  c.shape = MambaHeads::read(config, backbone);
-  c.N = config.integer("state_size", c.N, 4, kMost);
-  if (c.N % 2 != 0) config.fail("state_size", "an even number: rotations turn pairs");
+  Config c{MambaConfig::read(config, backbone)};
+  if (c.N % 2 != 0 || c.N < 4) config.fail("state_size", "an even number of at least 4: rotations turn pairs");
   c.mimo = config.flag("is_mimo", c.mimo);
   const int64_t rank = config.integer("mimo_rank", 4, 1, 256);
   c.rank = c.mimo ? rank : 1;
@@ -219,14 +209,8 @@ MixerFactory read_mamba3(ConfigReader& config, const BackboneShape& backbone) {
   if (fraction != 0.5 && fraction != 1.0) config.fail("rope_fraction", "0.5 or 1");
   c.angles = static_cast<int64_t>(static_cast<double>(c.N) * fraction) / 2;
   c.A_floor = config.number("A_floor", c.A_floor, 0, 1);
-  c.bias = config.flag("use_bias", c.bias);
-  c.rescale = config.flag("rescale_prenorm_residual", c.rescale);
   config.only("is_outproj_norm", false);
-  config.only("dt_min", 0.001);
-  config.only("dt_max", 0.1);
-  config.only("dt_init_floor", 1e-4);
-  config.bookkeeping({"chunk_size", "residual_in_fp32"});
-  return [c](const ParameterScope& scope) { return std::make_unique<Mamba3>(c, scope); };
+  return factory_of<Mamba3>(c);
 }
 
 }  // namespace cyfa

@@ -131,22 +131,45 @@ HeadShape HeadShape::of_head_dim(ConfigReader& config, const Widths& otherwise) 
   return s;
 }
 
-MambaHeads MambaHeads::read(ConfigReader& config, const BackboneShape& backbone) {
-  MambaHeads s;
-  s.P = config.integer("head_dim", s.P, 1, kMostHeads);
+MambaConfig MambaConfig::read(ConfigReader& config, const BackboneShape& backbone) {
+  MambaConfig c;
+  c.backbone = backbone;
+  c.P = config.integer("head_dim", c.P, 1, kMostHeads);
   const int64_t inner = head_width(config, "expand", 2, backbone.hidden_size, 1);
-  if (inner % s.P != 0) config.fail("head_dim", "a divisor of expand * hidden_size = " + std::to_string(inner));
-  s.heads = inner / s.P;
-  if (config.integer("num_heads", s.heads, 0, kMostHeads) != s.heads)
-    config.fail("num_heads", std::to_string(s.heads) + " = expand * hidden_size / head_dim");
-  s.groups = read_groups(config, "n_groups", s.heads, 1);
-  return s;
+  if (inner % c.P != 0) config.fail("head_dim", "a divisor of expand * hidden_size = " + std::to_string(inner));
+  c.heads = inner / c.P;
+  if (config.integer("num_heads", c.heads, 0, kMostHeads) != c.heads)
+    config.fail("num_heads", std::to_string(c.heads) + " = expand * hidden_size / head_dim");
+  c.N = config.integer("state_size", c.N, 1, kMostHeads);
+  c.groups = read_groups(config, "n_groups", c.heads, 1);
+  c.bias = config.flag("use_bias", c.bias);
+  c.rescale = config.flag("rescale_prenorm_residual", c.rescale);
+  config.only("dt_min", 0.001);  // of the first time steps
+  config.only("dt_max", 0.1);
+  config.only("dt_init_floor", 1e-4);
+  config.bookkeeping({"chunk_size", "residual_in_fp32"});
+  return c;
 }
 
-int64_t read_value_heads(ConfigReader& config, int64_t heads) {
-  const int64_t value_heads = config.integer("num_v_heads", heads, 1, kMostHeads);
-  if (value_heads % heads != 0) config.fail("num_v_heads", "a multiple of num_heads = " + std::to_string(heads));
-  return value_heads;
+Init MambaConfig::output_init() const {
+  const auto depth = static_cast<double>(backbone.layers), width = static_cast<double>(inner());
+  return rescale ? Init::uniform(1 / std::sqrt(width * depth)) : Init::normal(backbone.initializer_range);
+}
+
+QkvConfig QkvConfig::read(ConfigReader& config, const BackboneShape& backbone, const HeadShape::Shares& otherwise, bool conv) {
+  return {backbone, HeadShape::of_model_width(config, backbone, otherwise), ShortConvConfig::read(config, conv)};
+}
+
+QkvConfig QkvConfig::read(ConfigReader& config, const BackboneShape& backbone, const HeadShape::Widths& otherwise, bool conv) {
+  return {backbone, HeadShape::of_head_dim(config, otherwise), ShortConvConfig::read(config, conv)};
+}
+
+DeltaConfig DeltaConfig::read(ConfigReader& config, const BackboneShape& backbone, const HeadShape::Widths& otherwise) {
+  DeltaConfig c{QkvConfig::read(config, backbone, otherwise, true)};
+  c.value_heads = config.integer("num_v_heads", c.shape.heads, 1, kMostHeads);
+  if (c.value_heads % c.shape.heads != 0) config.fail("num_v_heads", "a multiple of num_heads = " + std::to_string(c.shape.heads));
+  c.beta_factor = config.flag("allow_neg_eigval", false) ? 2 : 1;
+  return c;
 }
 
 std::string output_norm_name(ConfigReader& config, bool gated) {
@@ -180,13 +203,27 @@ at::Tensor ConvProjection::finish(Call& call, const at::Tensor& projected, bool 
   return silu ? ops::silu(y) : y;
 }
 
-void QkvMixer::add_qkv(const ParameterScope& scope, const BackboneShape& backbone, const std::array<int64_t, 3>& widths,
-                       const ShortConvConfig& conv) {
+void QkvMixer::add_qkv(const ParameterScope& scope, const QkvConfig& config) {
+  const auto& [H, G, K, V] = config.shape;
+  add_qkv(scope, config, {H * K, G * K, G * V});
+}
+
+void QkvMixer::add_qkv(const ParameterScope& scope, const DeltaConfig& config) {
+  const HeadShape& s = config.shape;
+  add_qkv(scope, config, {s.heads * s.K, s.heads * s.K, config.value_heads * s.V});
+}
+
+void QkvMixer::add_qkv(const ParameterScope& scope, const QkvConfig& config, const std::array<int64_t, 3>& widths) {
   const char* letters[] = {"q", "k", "v"};
+  const BackboneShape& backbone = config.backbone;
   for (size_t i = 0; i < qkv_.size(); ++i) {
-    qkv_[i] = ConvProjection(scope, letters[i], backbone.hidden_size, widths[i], conv, backbone.initializer_range);
+    qkv_[i] = ConvProjection(scope, letters[i], backbone.hidden_size, widths[i], config.conv, backbone.initializer_range);
     if (std::optional<StateSpec> tail = qkv_[i].tail()) qkv_[i].place(keep(std::move(*tail)));
   }
+}
+
+SlotMemory QkvMixer::keep_slots(const HeadShape& shape, int64_t slots) {
+  return {keep_memory({shape.heads, shape.K, slots}, "k"), keep_memory({shape.heads, slots, shape.V}, "v")};
 }
 
 QkvMixer::Qkv QkvMixer::project(Call& call, const std::array<bool, 3>& silu, const std::vector<Call::Projection>& others,
@@ -205,7 +242,8 @@ at::Tensor SlotMemory::read(Call& call, const at::Tensor& q, const at::Tensor& k
   ops::RecurrenceOptions options;
   options.scale = scale;
   const at::Tensor writes = s.to(k.scalar_type());
-  at::Tensor logits = call.recurrence("column_gated_la", keys, {.q = q, .k = k, .v = writes, .log_alpha = log_alpha}, options).to(at::promote_types(k.scalar_type(), at::kFloat));
+  at::Tensor logits = call.recurrence("column_gated_la", keys, {.q = q, .k = k, .v = writes, .log_alpha = log_alpha}, options)
+                          .to(at::promote_types(k.scalar_type(), at::kFloat));
   if (rescale.defined()) logits = logits * rescale;
   if (hidden.defined()) logits = logits + hidden;
   at::Tensor weights = at::softmax(logits, -1);

@@ -69,14 +69,17 @@ struct HeadShape {
 
   int64_t each() const { return heads / groups; }
 };
-// num_v_heads: value heads, of which several may share a key; a multiple of `heads`, which is the default.
-int64_t read_value_heads(ConfigReader& config, int64_t heads);
-// num_heads * head_dim = expand * hidden_size, as the Mamba family says it.
-struct MambaHeads {
-  int64_t heads = 0, P = 64, groups = 1;  // num_heads, head_dim, n_groups
+// What the configs of the Mamba family have in common: num_heads * head_dim = expand * hidden_size.
+struct MambaConfig {
+  BackboneShape backbone;
+  int64_t heads = 0, P = 64, N = 128, groups = 1;  // num_heads, head_dim, state_size, n_groups
+  bool bias = false;                               // use_bias
+  bool rescale = true;                             // rescale_prenorm_residual
 
-  static MambaHeads read(ConfigReader& config, const BackboneShape& backbone);
+  static MambaConfig read(ConfigReader& config, const BackboneShape& backbone);
   int64_t inner() const { return heads * P; }
+  // Of the projection back into the residual stream: the origin draws it by its width, and smaller the deeper the model is.
+  Init output_init() const;
 };
 // What flash-linear-attention calls the norm of an output that a gate may follow: that depends on whether it fuses the two.
 std::string output_norm_name(ConfigReader& config, bool gated);
@@ -89,6 +92,32 @@ struct ShortConvConfig {
 
   static ShortConvConfig read(ConfigReader& config, bool otherwise);
 };
+
+// What the configs of mixers with q, k and v have in common. Each adds its own keys.
+struct QkvConfig {
+  BackboneShape backbone;
+  HeadShape shape;
+  ShortConvConfig conv;
+
+  // `conv`: whether there are convolutions where the config does not say.
+  static QkvConfig read(ConfigReader& config, const BackboneShape& backbone, const HeadShape::Shares& otherwise, bool conv);
+  static QkvConfig read(ConfigReader& config, const BackboneShape& backbone, const HeadShape::Widths& otherwise, bool conv);
+  Init normal() const { return Init::normal(backbone.initializer_range); }
+};
+// Of the gated delta rules: value heads, of which several may share a key, and write strengths up to 2.
+struct DeltaConfig : QkvConfig {
+  int64_t value_heads = 0;  // num_v_heads: a multiple of num_heads, which is the default
+  double beta_factor = 1;   // 2 where allow_neg_eigval
+
+  static DeltaConfig read(ConfigReader& config, const BackboneShape& backbone, const HeadShape::Widths& otherwise);
+  int64_t each() const { return value_heads / shape.heads; }
+};
+
+// Makes mixers of class M, which is constructed from a config and a scope.
+template <class M, class Config>
+MixerFactory factory_of(const Config& config) {
+  return [config](const ParameterScope& scope) { return std::make_unique<M>(config, scope); };
+}
 
 // A projection of x and, where there is one, the convolution behind it: "q_proj.weight", "q_conv1d.weight".
 class ConvProjection {
@@ -116,12 +145,22 @@ class ConvProjection {
   size_t part_ = 0;
 };
 
+// The two passes of a memory of M slots (eq:slot-two-pass): logits of the slots from the keys, a softmax, the values. Write weights s and
+// gates log_alpha are [.., H, M]; states `keys` [H, K, M] and `values` [H, M, V]. `rescale` [.., H or 1, M], where given, multiplies what
+// is read from a slot, and `hidden` is added to the logits.
+struct SlotMemory {
+  size_t keys = 0, values = 0;
+
+  at::Tensor read(Call& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& s,
+                  const at::Tensor& log_alpha, double scale, const at::Tensor& rescale = {}, const at::Tensor& hidden = {}) const;
+};
+
 // A mixer with queries, keys and values.
 class QkvMixer : public Mixer {
  protected:
-  // Declares projections and convolutions of q, k and v, of these widths.
-  void add_qkv(const ParameterScope& scope, const BackboneShape& backbone, const std::array<int64_t, 3>& widths,
-               const ShortConvConfig& conv);
+  // Declares projections and convolutions of q, k and v: of heads * K, groups * K and groups * V columns.
+  void add_qkv(const ParameterScope& scope, const QkvConfig& config);
+  void add_qkv(const ParameterScope& scope, const DeltaConfig& config);  // of heads * K, heads * K, value_heads * V
 
   // q, k and v behind their convolutions, and the other projections of x by their weights.
   struct Qkv {
@@ -134,20 +173,15 @@ class QkvMixer : public Mixer {
   Qkv project(Call& call, const std::array<bool, 3>& silu, const std::vector<Call::Projection>& others = {},
               Call::When when = Call::When::kNow) const;
 
+  // Keeps the two states of a memory of `slots` slots.
+  SlotMemory keep_slots(const HeadShape& shape, int64_t slots);
+
   const std::array<ConvProjection, 3>& qkv() const { return qkv_; }
 
  private:
+  void add_qkv(const ParameterScope& scope, const QkvConfig& config, const std::array<int64_t, 3>& widths);
+
   std::array<ConvProjection, 3> qkv_;
-};
-
-// The two passes of a memory of M slots (eq:slot-two-pass): logits of the slots from the keys, a softmax, the values. Write weights s and
-// gates log_alpha are [.., H, M]; states `keys` [H, K, M] and `values` [H, M, V]. `rescale` [.., H or 1, M], where given, multiplies what
-// is read from a slot, and `hidden` is added to the logits.
-struct SlotMemory {
-  size_t keys = 0, values = 0;
-
-  at::Tensor read(Call& call, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& s,
-                  const at::Tensor& log_alpha, double scale, const at::Tensor& rescale = {}, const at::Tensor& hidden = {}) const;
 };
 
 // How an output leaves the heads: RMSNorm over a head, with or without a gate, by silu or sigmoid, of the same shape.

@@ -5,11 +5,9 @@
 namespace cyfa {
 namespace {
 
-struct Config {
-  BackboneShape backbone;
-  HeadShape shape;
+struct Config : QkvConfig {
   int64_t slots = 64, topk = 32;
-  std::string feature_map;
+  std::string feature_map = {};
   bool scalar_decay = true;    // decay_type: "Mamba2", or "GLA" for a gate of each slot's own
   bool mlp_router = false;     // router_type
   bool sigmoid_router = true;  // router_score
@@ -24,10 +22,9 @@ class Raven final : public QkvMixer {
   Raven(const Config& c, const ParameterScope& scope) : c_(c) {
     const auto [H, G, K, V] = c.shape;
     const int64_t D = c.backbone.hidden_size;
-    const Init normal = Init::normal(c.backbone.initializer_range);
-    add_qkv(scope, c.backbone, {H * K, G * K, G * V}, {});
-    memory_.keys = keep_memory({H, K, c.slots}, "k");
-    memory_.values = keep_memory({H, c.slots, V}, "v");
+    const Init normal = c.normal();
+    add_qkv(scope, c);
+    memory_ = keep_slots(c.shape, c.slots);
     if (c.rope) position_ = keep_position();
     if (c.scalar_decay) {
       decay_ = scope.matrix("a_proj.weight", {G, D}, normal);
@@ -76,8 +73,8 @@ class Raven final : public QkvMixer {
                                              : log_sigmoid_gate(split_heads(y[decay_], G)) / c_.normalizer;
     const at::Tensor route = c_.mlp_router ? call.linear(exact_gelu(y[router_hidden_]), router_) : y[router_];
     const at::Tensor log_alpha = repeat_heads(decay * routed(split_heads(route, G)), each);
-    const at::Tensor o = ops::silu(memory_.read(call, q, repeat_heads(k, each), repeat_heads(split_heads(y.v, G), each),
-                                                one_minus_exp(log_alpha), log_alpha, 1));
+    const at::Tensor o = ops::silu(
+        memory_.read(call, q, repeat_heads(k, each), repeat_heads(split_heads(y.v, G), each), one_minus_exp(log_alpha), log_alpha, 1));
     if (c_.output_gate) return call.linear(join_heads(gated_norm(o, call[o_norm_], eps, split_heads(y[gate_], H), false)), o_proj_);
     return call.linear(ops::rms_norm(join_heads(o), call[o_norm_], eps), o_proj_);
   }
@@ -107,9 +104,7 @@ class Raven final : public QkvMixer {
 }  // namespace
 
 MixerFactory read_raven(ConfigReader& config, const BackboneShape& backbone) {
-  Config c;
-  c.backbone = backbone;
-  c.shape = HeadShape::of_model_width(config, backbone, {.heads = 4, .expand_k = 1, .expand_v = 1});
+  Config c{{backbone, HeadShape::of_model_width(config, backbone, {.heads = 4, .expand_k = 1, .expand_v = 1}), {}}};
   c.slots = config.integer("num_slots", c.slots, 1, 1 << 20);
   c.topk = config.integer("topk", c.topk, 1, c.slots);
   c.feature_map = config.word("feature_map", "swish", {"swish", "relu"});
@@ -124,7 +119,7 @@ MixerFactory read_raven(ConfigReader& config, const BackboneShape& backbone) {
   config.only("bias_rmm", false);
   config.only("add_gumbel_noise", false);  // noise of the router while it trains
   fla_bookkeeping(config);
-  return [c](const ParameterScope& scope) { return std::make_unique<Raven>(c, scope); };
+  return factory_of<Raven>(c);
 }
 
 }  // namespace cyfa

@@ -5,13 +5,10 @@
 namespace cyfa {
 namespace {
 
-struct Config {
-  BackboneShape backbone;
-  HeadShape shape;
-  std::string feature_map;
-  ShortConvConfig conv;
+struct Config : QkvConfig {
+  std::string feature_map = {};
   bool output_gate = true;
-  std::string norm_name;
+  std::string norm_name = {};
 };
 
 class Retention final : public QkvMixer {
@@ -19,8 +16,8 @@ class Retention final : public QkvMixer {
   Retention(const Config& c, const ParameterScope& scope) : c_(c) {
     const auto [H, G, K, V] = c.shape;
     const int64_t D = c.backbone.hidden_size;
-    const Init normal = Init::normal(c.backbone.initializer_range);
-    add_qkv(scope, c.backbone, {H * K, G * K, G * V}, c.conv);
+    const Init normal = c.normal();
+    add_qkv(scope, c);
     memory_ = keep_memory({H, K, V});
     position_ = keep_position();
     if (c.output_gate) g_proj_ = scope.matrix("g_proj.weight", {H * V, D}, normal);
@@ -60,16 +57,13 @@ class Retention final : public QkvMixer {
 }  // namespace
 
 MixerFactory read_retention(ConfigReader& config, const BackboneShape& backbone) {
-  Config c;
-  c.backbone = backbone;
-  c.shape = HeadShape::of_model_width(config, backbone, {.heads = 8, .expand_k = 1, .expand_v = 2});
+  Config c{QkvConfig::read(config, backbone, HeadShape::Shares{.heads = 8, .expand_k = 1, .expand_v = 2}, false)};
   if (c.shape.K % 2 != 0) config.fail("expand_k", "heads of an even width: rotary positions turn pairs");
   c.feature_map = read_feature_map(config, "identity");
-  c.conv = ShortConvConfig::read(config, false);
   c.output_gate = config.flag("use_output_gate", true);
   c.norm_name = output_norm_name(config, c.output_gate);
   fla_bookkeeping(config);
-  return [c](const ParameterScope& scope) { return std::make_unique<Retention>(c, scope); };
+  return factory_of<Retention>(c);
 }
 
 }  // namespace cyfa

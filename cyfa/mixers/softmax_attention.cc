@@ -78,9 +78,7 @@ Config read_config(ConfigReader& config, const BackboneShape& backbone) {
   return c;
 }
 
-MixerFactory factory(const Config& c) {
-  return [c](const ParameterScope& scope) { return std::make_unique<SoftmaxAttention>(c, scope); };
-}
+MixerFactory factory(const Config& c) { return factory_of<SoftmaxAttention>(c); }
 
 constexpr int64_t kMostWindow = int64_t{1} << 30;
 

@@ -86,7 +86,8 @@ class LayerPlan {
       if (layers == nullptr) spec.fail("layers", "a list of the layers that are softmax attention");
       const MixerFactory mixer = read_attn_object(spec, c_.backbone);
       spec.refuse_unknown();
-      const size_t place = add(spec.resolved()["window_size"].is_null() || spec.resolved()["window_size"] == 0 ? "full_attention" : "sliding_attention", mixer);
+      const size_t place = add(
+          spec.resolved()["window_size"].is_null() || spec.resolved()["window_size"] == 0 ? "full_attention" : "sliding_attention", mixer);
       for (const Json& layer : *layers) {
         const bool good = layer.is_number_integer() && layer.get<int64_t>() >= 0 && layer.get<int64_t>() < c_.backbone.layers;
         if (!good) spec.fail("layers", "layer numbers from 0 to num_hidden_layers - 1 = " + std::to_string(c_.backbone.layers - 1));
@@ -112,7 +113,8 @@ class LayerPlan {
         const bool own_keys = !has_keys && (c_.kind->model_type == "llama" || c_.kind->model_type == "mistral");
         ConfigReader inner(has_keys ? (*configs)[name] : own_keys ? c_.json : none, own_keys ? "" : "layer_configs." + name + ".");
         const MixerFactory mixer = reader_of(name)(inner, c_.backbone);
-        if (name == "sliding_attention" && inner.resolved()["sliding_window"] == 0) inner.fail("sliding_window", "the tokens that a token sees");
+        if (name == "sliding_attention" && inner.resolved()["sliding_window"] == 0)
+          inner.fail("sliding_window", "the tokens that a token sees");
         if (has_keys) inner.refuse_unknown();
         if (own_keys) reader.bookkeeping({inner.known().begin(), inner.known().end()});
         place = add(name, mixer);
@@ -129,9 +131,7 @@ class LayerPlan {
   }
 
  private:
-  size_t find(const std::string& name) const {
-    return static_cast<size_t>(std::find(names_.begin(), names_.end(), name) - names_.begin());
-  }
+  size_t find(const std::string& name) const { return static_cast<size_t>(std::find(names_.begin(), names_.end(), name) - names_.begin()); }
   size_t add(const std::string& name, const MixerFactory& mixer) {
     c_.mixers.push_back(mixer);
     names_.push_back(name);

@@ -25,8 +25,8 @@ Json of_states(const Mixer& mixer) {
 }
 
 Json of_layout(const BackboneLayout& l) {
-  return {{"root", l.root}, {"embeddings", l.embeddings}, {"layers", l.layers},   {"mixer", l.mixer}, {"mixer_norm", l.mixer_norm},
-          {"mlp", l.mlp},   {"mlp_norm", l.mlp_norm},     {"norm", l.norm}, {"head", l.head}};
+  return {{"root", l.root}, {"embeddings", l.embeddings}, {"layers", l.layers}, {"mixer", l.mixer}, {"mixer_norm", l.mixer_norm},
+          {"mlp", l.mlp},   {"mlp_norm", l.mlp_norm},     {"norm", l.norm},     {"head", l.head}};
 }
 
 }  // namespace

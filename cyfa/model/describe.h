@@ -7,9 +7,9 @@ namespace cyfa {
 
 // {"model_type", "architecture", "config": every key with its value or default,
 //  "layout": names of the parts in a checkpoint,
-//  "layers": [{"type", "flops_per_token", "parameters": first and count, "states": [{"name", "shape", "dtype", "memory", "grows", "narrow"}]}],
-//  "parameters": [{"name", "shape", "role", "weight_decay", "init"}],
-//  "parameter_count", "state_bytes", "forward_flops_per_token"}
+//  "layers": [{"type", "flops_per_token", "parameters": first and count, "states": [{"name", "shape", "dtype", "memory", "grows",
+//  "narrow"}]}], "parameters": [{"name", "shape", "role", "weight_decay", "init"}], "parameter_count", "state_bytes",
+//  "forward_flops_per_token"}
 Json describe(const CausalLM& model);
 
 }  // namespace cyfa

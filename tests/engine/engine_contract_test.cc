@@ -1,5 +1,5 @@
-// What every engine keeps, for every model: it computes what the plain model computes, or refuses with a reason. On the CPU by default; with
-// CYFA_TEST_DEVICE=cuda on a GPU, in bf16, where the engines' errors are compared with the plain model's own.
+// What every engine keeps, for every model: it computes what the plain model computes, or refuses with a reason. On the CPU by default;
+// with CYFA_TEST_DEVICE=cuda on a GPU, in bf16, where the engines' errors are compared with the plain model's own.
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 

@@ -38,7 +38,7 @@ class GpuDecode : public testing::Test {
 
   // A mixer of random weights after a few tokens' worth of state.
   static fused::FlowStep flow(int64_t B, int64_t D, int64_t H, int64_t width, int64_t M, at::ScalarType state = at::kFloat,
-                            int64_t taps = 4) {
+                              int64_t taps = 4) {
     fused::FlowStep f;
     f.w.layout = {static_cast<int>(H), static_cast<int>(width), static_cast<int>(width), static_cast<int>(width)};
     f.w.projection.value = matrix(f.w.layout.columns(), D);
@@ -224,7 +224,8 @@ TEST_F(GpuDecode, SomeRowsRefuseWhatTheyHaveNoPlaceFor) {
   EXPECT_NE(fused::medium_batch_refusal(draw({64, 1024})), nullptr);
   fused::NormedRows wide = fused::begin_rows(rows(64, 2048), norm(2048));
   const at::Tensor before = wide.x.clone();
-  EXPECT_NE(fused::add_swiglu_rows(wide, matrix(2 * 5632, 2048), matrix(2048, 5632), norm(2048)), nullptr) << "more than shared memory holds";
+  EXPECT_NE(fused::add_swiglu_rows(wide, matrix(2 * 5632, 2048), matrix(2048, 5632), norm(2048)), nullptr)
+      << "more than shared memory holds";
   EXPECT_TRUE(same_bits(wide.x.to(at::kCPU), before.to(at::kCPU)));
 }
 
@@ -304,7 +305,8 @@ TEST_F(GpuDecode, EveryMixerIsRecordedOrSaysThatItCannotBe) {
     model.initialise(1, at::kBFloat16, at::kCUDA);
     for (const EngineOffer& offer : step_engines(model)) {
       if (!offer.refusal.empty()) continue;
-      const auto engine = prepare_steps(model, {.engine = offer.name}), plain = prepare_steps(model, {.engine = offer.name, .record = false});
+      const auto engine = prepare_steps(model, {.engine = offer.name}),
+                 plain = prepare_steps(model, {.engine = offer.name, .record = false});
       EXPECT_EQ(engine->name(), offer.name + (recording_refusal(model).empty() ? "+graph" : ""));
       ModelState state = model.initial_state(2), of_plain = model.initial_state(2);
       for (int64_t t = 0; t < 4; ++t) {
@@ -340,9 +342,7 @@ TEST_F(GpuDecode, FusedWeightsReplaceTheParameters) {
   CausalLM model = small_cyfa();
   int64_t bytes = 0;
   for (const at::Tensor& p : model.parameters()) bytes += static_cast<int64_t>(p.nbytes());
-  const auto allocated = [] {
-    return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].current;
-  };
+  const auto allocated = [] { return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].current; };
   const int64_t before = allocated();
   const auto engine = prepare_steps(model, {.engine = "sm90"});
   EXPECT_LT(allocated() - before, bytes / 10) << "of " << bytes << " bytes of weights";

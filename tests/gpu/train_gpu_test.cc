@@ -120,7 +120,9 @@ TEST_F(GpuTraining, ProjectionsAreThoseOfSeparateMatrices) {
   const at::Tensor borders = at::tensor({0, 7, 7, 9, 300, 700}, at::kLong);
   at::manual_seed(4);
   const auto half = [](const at::Tensor& x) { return x.to(at::kBFloat16); };
-  const auto accumulated = [](const at::Tensor& x) { return fused::Accumulated{x.to(at::kCUDA), at::ones(x.sizes(), at::kFloat).to(at::kCUDA)}; };
+  const auto accumulated = [](const at::Tensor& x) {
+    return fused::Accumulated{x.to(at::kCUDA), at::ones(x.sizes(), at::kFloat).to(at::kCUDA)};
+  };
   for (const bool stop : {false, true}) {
     for (const bool bias : {false, true}) {
       fused::FlowWeights w;

@@ -255,7 +255,9 @@ TEST(Hybrids, BadPlansAreRefusedByName) {
     }
     return std::string("no error");
   };
-  const auto says = [&](const Json& keys, const std::string& words) { EXPECT_NE(error(keys).find(words), std::string::npos) << error(keys); };
+  const auto says = [&](const Json& keys, const std::string& words) {
+    EXPECT_NE(error(keys).find(words), std::string::npos) << error(keys);
+  };
   says({{"attn", {{"num_heads", 4}}}}, "attn.layers is absent");
   says({{"attn", {{"layers", {3}}, {"num_heads", 4}}}}, "num_hidden_layers - 1 = 2");
   says({{"attn", {{"layers", {1, 1}}, {"num_heads", 4}}}}, "named twice");

@@ -54,7 +54,8 @@ cyfa::MixerFactory read_leaky_mean(cyfa::ConfigReader& config, const cyfa::Backb
 
 cyfa::CausalLM toy_model(const Json& more = Json::object()) {
   static const bool registered = [] {
-    cyfa::register_mixer({"leaky_mean", "LeakyMeanForCausalLM", {}, read_leaky_mean, {"a toy", "S_t = a S_{t-1} + v_t", "D", "Low", "", ""}});
+    cyfa::register_mixer(
+        {"leaky_mean", "LeakyMeanForCausalLM", {}, read_leaky_mean, {"a toy", "S_t = a S_{t-1} + v_t", "D", "Low", "", ""}});
     return true;
   }();
   EXPECT_TRUE(registered);
@@ -101,7 +102,11 @@ TEST(ToyMixer, TrainsSavesLoadsAndWrites) {
   recipe.rate = 1e-2;
   const at::Tensor ids = tokens({4, 25});
   cyfa::Trainer trainer(
-      m, recipe, [&](int64_t) { return cyfa::TrainBatch{ids.narrow(1, 0, 24), ids.narrow(1, 1, 24), std::nullopt}; }, {}, nullptr);
+      m, recipe,
+      [&](int64_t) {
+        return cyfa::TrainBatch{ids.narrow(1, 0, 24), ids.narrow(1, 1, 24), std::nullopt};
+      },
+      {}, nullptr);
   std::vector<double> losses;
   trainer.on_step = [&](const Json& row) { losses.push_back(row.at("loss").get<double>()); };
   trainer.run();

@@ -214,7 +214,8 @@ class Sm90Step final : public StepEngine {
     for (size_t i = 0; i < layers_.size(); ++i) {
       const StepLayer& layer = layers_[i];
       const StepNorm next = i + 1 < layers_.size() ? layers_[i + 1].mixer_norm : final_norm();
-      const char* why = layer.spec == nullptr ? layer.refusal.c_str() : add_flow_rows(rows, flow_of(layer, state.layers[i]), layer.mlp_norm);
+      const char* why =
+          layer.spec == nullptr ? layer.refusal.c_str() : add_flow_rows(rows, flow_of(layer, state.layers[i]), layer.mlp_norm);
       if (!done("six launches, mixer", why)) {
         const at::Tensor mixed = mix(layer, plainly_normed(rows, layer.mixer_norm), state.layers[i]);
         rows = begin_rows(rows.x + mixed, layer.mlp_norm);

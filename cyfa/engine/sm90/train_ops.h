@@ -1,6 +1,6 @@
-// The training path of the sm90 engine, with matrices in bf16: operations on fused weights. Gradients of weights are summed in fp32 where the
-// optimizer finds them, by the products themselves; they do not pass through autograd, which would round them to bf16, convert them back and
-// add them up in launches of their own. Gradients of activations take autograd's way.
+// The training path of the sm90 engine, with matrices in bf16: operations on fused weights. Gradients of weights are summed in fp32 where
+// the optimizer finds them, by the products themselves; they do not pass through autograd, which would round them to bf16, convert them
+// back and add them up in launches of their own. Gradients of activations take autograd's way.
 #pragma once
 
 #include <optional>
@@ -21,7 +21,8 @@ struct AddedNorm {
 };
 AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& plus, const Accumulated& weight, double eps);
 
-// rms_norm(x) * sigmoid(gate), x and gate [..., H, V]. The gate came from an addition of a bias [H * V]: its gradient is added to bias_grad.
+// rms_norm(x) * sigmoid(gate), x and gate [..., H, V]. The gate came from an addition of a bias [H * V]: its gradient is added to
+// bias_grad.
 at::Tensor gated_rms_norm(const at::Tensor& x, const Accumulated& weight, double eps, const at::Tensor& gate, const at::Tensor& bias_grad);
 
 // What a CyFA mixer makes of its input, x [B, T, D].
