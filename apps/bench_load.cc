@@ -6,9 +6,9 @@
 
 #include "apps/commands.h"
 #include "apps/machine.h"
-#include "apps/op_case.h"
 #include "apps/options.h"
 #include "apps/output.h"
+#include "apps/parse.h"
 #include "apps/timing.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/model/checkpoint.h"

@@ -7,12 +7,13 @@
 
 #include <iostream>
 
-#include "apps/accuracy.h"
 #include "apps/commands.h"
 #include "apps/machine.h"
 #include "apps/options.h"
 #include "apps/timing.h"
 #include "cyfa/kernels/cyclic_flow/cpu/cpu_step.h"
+#include "cyfa/ops/cases/accuracy.h"
+#include "cyfa/ops/cases/op_case.h"
 
 namespace cyfa::app {
 namespace {

@@ -4,8 +4,9 @@
 #include <optional>
 #include <string>
 
-#include "apps/op_case.h"
 #include "apps/output.h"
+#include "apps/parse.h"
+#include "cyfa/ops/cases/op_case.h"
 
 namespace cyfa::app {
 

@@ -7,9 +7,9 @@
 #include <iterator>
 
 #include "apps/commands.h"
-#include "apps/op_case.h"
 #include "apps/options.h"
 #include "apps/output.h"
+#include "apps/parse.h"
 #include "cyfa/data/tokenizer.h"
 #include "cyfa/engine/engine.h"
 #include "cyfa/io/file_error.h"

@@ -8,9 +8,9 @@
 #include "apps/commands.h"
 #include "apps/kernel_table.h"
 #include "apps/machine.h"
-#include "apps/op_case.h"
 #include "apps/options.h"
 #include "apps/output.h"
+#include "apps/parse.h"
 #include "apps/timing.h"
 #include "cyfa/train/trainer.h"
 

@@ -4,14 +4,15 @@
 
 #include <iostream>
 
-#include "apps/accuracy.h"
 #include "apps/commands.h"
 #include "apps/doctor_model.h"
 #include "apps/machine.h"
-#include "apps/op_case.h"
 #include "apps/options.h"
 #include "apps/output.h"
+#include "apps/parse.h"
 #include "cyfa/kernels/cyclic_flow/cpu/cpu_step.h"
+#include "cyfa/ops/cases/accuracy.h"
+#include "cyfa/ops/cases/op_case.h"
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 
 namespace cyfa::app {

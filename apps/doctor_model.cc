@@ -3,8 +3,8 @@
 
 #include "apps/doctor_model.h"
 #include "apps/machine.h"
-#include "apps/op_case.h"
 #include "apps/output.h"
+#include "apps/parse.h"
 #include "cyfa/engine/engine.h"
 #include "cyfa/model/checkpoint.h"
 
@@ -48,12 +48,13 @@ double step_error(const CausalLM& model, StepEngine& engine, int64_t B) {
 int run_doctor_model(const DoctorModelOptions& options) {
   const at::Device device = parse_device(options.device.empty() ? (gpus().empty() ? "cpu" : "cuda") : options.device);
   const bool folder = std::filesystem::is_directory(options.model);
-  const at::ScalarType dtype = options.dtype.empty() ? (device.is_cuda() ? at::kBFloat16 : at::kFloat) : parse_dtype(options.dtype);
+  const std::string type = options.dtype.empty() ? (device.is_cuda() ? "bf16" : "fp32") : options.dtype;
+  const at::ScalarType dtype = parse_dtype(type);
   CausalLM model = folder ? load_checkpoint(options.model, {dtype, device, false}) : CausalLM(ModelConfig::read(options.model));
   if (!folder) model.initialise(1, dtype, device);
 
-  Json row = {{"model", options.model},     {"model_type", model.config().kind->model_type}, {"device", machine_name(device)},
-              {"dtype", dtype_name(dtype)}, {"parameters", model.table().numel()},           {"layer_types", model.config().layer_types}};
+  Json row = {{"model", options.model}, {"model_type", model.config().kind->model_type}, {"device", machine_name(device)},
+              {"dtype", type},          {"parameters", model.table().numel()},           {"layer_types", model.config().layer_types}};
   row["decoding"] = to_json(step_engines(model));
   row["recording_refusal"] = recording_refusal(model);
   // A run trains parameters in fp32, with matrices in `dtype`.
@@ -78,7 +79,7 @@ int run_doctor_model(const DoctorModelOptions& options) {
   row["healthy"] = healthy;
   if (prints_text(options.json)) {
     std::cout << text("%s: %s, %.1f million parameters, %s on %s\n\n", options.model.c_str(), model.config().kind->model_type.c_str(),
-                      static_cast<double>(model.table().numel()) * 1e-6, dtype_name(dtype), machine_name(device).c_str());
+                      static_cast<double>(model.table().numel()) * 1e-6, type.c_str(), machine_name(device).c_str());
     print_offers("decoding: engines, fastest first; the first that serves the model runs it", row["decoding"]);
     const auto refusal = row["recording_refusal"].get<std::string>();
     std::cout << text("  %-10s %s\n", "+graph", refusal.empty() ? "yes" : ("no: " + refusal).c_str());

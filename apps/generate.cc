@@ -8,9 +8,9 @@
 
 #include "apps/commands.h"
 #include "apps/interrupt.h"
-#include "apps/op_case.h"
 #include "apps/options.h"
 #include "apps/output.h"
+#include "apps/parse.h"
 #include "cyfa/data/utf8.h"
 #include "cyfa/decode/generator.h"
 #include "cyfa/io/file_error.h"

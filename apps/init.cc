@@ -3,9 +3,9 @@
 
 #include "apps/commands.h"
 #include "apps/interrupt.h"
-#include "apps/op_case.h"
 #include "apps/options.h"
 #include "apps/output.h"
+#include "apps/parse.h"
 #include "cyfa/data/tokenizer.h"
 #include "cyfa/model/checkpoint.h"
 

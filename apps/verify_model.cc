@@ -2,18 +2,21 @@
 #include <cmath>
 #include <iostream>
 
-#include "apps/accuracy.h"
 #include "apps/commands.h"
-#include "apps/op_case.h"
 #include "apps/options.h"
 #include "apps/output.h"
+#include "apps/parse.h"
 #include "cyfa/engine/engine.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/model/checkpoint.h"
 #include "cyfa/model/tensor_file.h"
+#include "cyfa/ops/cases/accuracy.h"
 
 namespace cyfa::app {
 namespace {
+
+using cases::compare;
+using cases::TensorError;
 
 namespace fs = std::filesystem;
 

@@ -1,12 +1,12 @@
 // cyfa verify op: stored vectors of the operator through each backend.
 #include <iostream>
 
-#include "apps/accuracy.h"
 #include "apps/commands.h"
 #include "apps/options.h"
 #include "apps/output.h"
 #include "apps/verify_op_file.h"
 #include "cyfa/io/file_error.h"
+#include "cyfa/ops/cases/accuracy.h"
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 

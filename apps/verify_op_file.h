@@ -10,8 +10,8 @@
 
 #include <filesystem>
 
-#include "apps/accuracy.h"
-#include "apps/op_case.h"
+#include "apps/parse.h"
+#include "cyfa/ops/cases/op_case.h"
 
 namespace cyfa::app {
 

@@ -40,7 +40,7 @@ class StepEngine {
 };
 
 struct StepOptions {
-  std::optional<at::ScalarType> compute;  // of the matrices; absent: as stored
+  std::optional<at::ScalarType> compute = {};  // of the matrices; absent: as stored
   std::string engine = "auto";
   bool record = true;  // on a GPU, record a state's step as a CUDA graph and replay it, where the mixers allow that
 };
@@ -67,7 +67,7 @@ class TrainEngine {
 };
 
 struct TrainOptions {
-  std::optional<at::ScalarType> compute;  // of the matrices; absent: as stored
+  std::optional<at::ScalarType> compute = {};  // of the matrices; absent: as stored
   std::string engine = "auto";
   bool recompute = false;  // activation checkpointing: each layer is computed again in backward
 };

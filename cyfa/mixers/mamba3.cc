@@ -66,7 +66,7 @@ class Mamba3 final : public Mixer {
     const at::Tensor o = c_.mimo ? (gated * by_rank(call, mimo_o_, gated)).sum(-3) : gated.squeeze(-3);
     call.after(last_k_, call.last(t.k.flatten(-3), last_k_).view({-1, R, H, N}));
     call.after(last_x_, call.last(t.x.flatten(-2), last_x_).view({-1, H, P}));
-    return call.linear(join_heads(o), out_proj_, c_.bias ? std::optional(out_bias_) : std::nullopt);
+    return call.linear(join_heads(o).to(call.x().scalar_type()), out_proj_, c_.bias ? std::optional(out_bias_) : std::nullopt);
   }
 
   double flops_per_token() const override { return static_cast<double>(c_.rank) * linear_attention_flops(c_.heads, c_.N, c_.P); }

@@ -64,7 +64,8 @@ at::Tensor softplus_gate(const at::Tensor& x, const at::Tensor& bias) { return -
 
 at::Tensor exact_gelu(const at::Tensor& x) {
   return each(
-      x, [](const at::Tensor& y) { return at::gelu(y); }, [](double y) { return 0.5 * y * (1 + std::erf(y / std::sqrt(2.0))); });
+             x, [](const at::Tensor& y) { return at::gelu(y); }, [](double y) { return 0.5 * y * (1 + std::erf(y / std::sqrt(2.0))); })
+      .to(x.scalar_type());
 }
 
 at::Tensor tanh_gate(const at::Tensor& x) {
@@ -88,7 +89,8 @@ at::Tensor feature_map(const std::string& name, const at::Tensor& x) {
   if (name == "relu") return at::relu(x);
   if (name == "elu")
     return each(
-        x, [](const at::Tensor& y) { return at::elu(y) + 1; }, [](double y) { return y > 0 ? y + 1 : std::exp(y); });
+               x, [](const at::Tensor& y) { return at::elu(y) + 1; }, [](double y) { return y > 0 ? y + 1 : std::exp(y); })
+        .to(x.scalar_type());
   return x;
 }
 

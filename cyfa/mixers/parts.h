@@ -31,7 +31,7 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& positions, double theta
 at::Tensor log_sigmoid_gate(const at::Tensor& x);                       // log sigmoid(x), in fp32 or better
 at::Tensor one_minus_exp(const at::Tensor& log_alpha);                  // 1 - exp(log_alpha), exact near 0
 at::Tensor softplus_gate(const at::Tensor& x, const at::Tensor& bias);  // softplus(x + bias), x [.., H], bias [H]
-at::Tensor exact_gelu(const at::Tensor& x);
+at::Tensor exact_gelu(const at::Tensor& x);  // of the type of x
 at::Tensor tanh_gate(const at::Tensor& x);  // in fp32 or better
 at::Tensor l2_norm(const at::Tensor& x);    // x / sqrt(sum(x^2) + 1e-6) over the last dimension
 

@@ -193,7 +193,7 @@ class EveryKind : public testing::TestWithParam<ModelCase> {};
 TEST_P(EveryKind, DecodesInBatchesAndFromSnapshots) {
   Json config = GetParam().config;
   config.update(Json{{"vocab_size", 258}, {"bos_token_id", 256}, {"eos_token_id", 257}});
-  const CausalLM model = small_model(config);
+  CausalLM model = small_model(config);
   const ByteTokenizer tokenizer;
   const auto engine = prepare_steps(model);
   Generator generator(*engine, tokenizer);

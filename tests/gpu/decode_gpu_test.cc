@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
+#ifdef CYFA_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
+#endif
 
 #include <filesystem>
 #include <numeric>
@@ -235,7 +237,7 @@ CausalLM small_cyfa(at::ScalarType type = at::kBFloat16) {
   return model;
 }
 
-void expect_same_states(const ModelState& a, const ModelState& b) {
+void expect_same_model_states(const ModelState& a, const ModelState& b) {
   for (size_t layer = 0; layer < a.layers.size(); ++layer) {
     for (size_t i = 0; i < a.layers[layer].size(); ++i) {
       EXPECT_TRUE(same_bits(a.layers[layer][i].to(at::kCPU), b.layers[layer][i].to(at::kCPU))) << "layer " << layer << " " << i;
@@ -255,7 +257,7 @@ TEST_F(GpuDecode, ASequenceAmongSomeIsTheSequenceAmongOthers) {
   }
   std::vector<int64_t> rows(20);
   std::iota(rows.begin(), rows.end(), 40);
-  expect_same_states(of_some, of_many.select(rows));
+  expect_same_model_states(of_some, of_many.select(rows));
   EXPECT_TRUE(engine->notes().empty());
 }
 
@@ -283,10 +285,10 @@ TEST_F(GpuDecode, AReplayedStepIsTheStep) {
       const at::Tensor want = engine->step(ids, plain).to(at::kCPU);
       EXPECT_TRUE(same_bits(recorded->step(ids, replayed).to(at::kCPU), want)) << "token " << t;
     }
-    expect_same_states(replayed, plain);
+    expect_same_model_states(replayed, plain);
     EXPECT_THROW(recorded->step(at::zeros({B + 1}, at::kLong), replayed), ops::ArgumentError);
     EXPECT_THROW(recorded->step(at::full({B}, model.config().vocab_size, at::kLong), replayed), ops::ArgumentError);
-    expect_same_states(replayed, plain);
+    expect_same_model_states(replayed, plain);
     ModelState other = model.initial_state(B), again = model.initial_state(B);  // another state begins anew
     for (int64_t t = 0; t < 3; ++t) {
       const at::Tensor ids = at::randint(0, model.config().vocab_size, {B}, at::kLong);
@@ -337,6 +339,7 @@ TEST_F(GpuDecode, AFusedStepIsAsGoodAsTheStep) {
   }
 }
 
+#ifdef CYFA_CUDA
 // Weights are in memory once: the parameters are views of the fused matrices.
 TEST_F(GpuDecode, FusedWeightsReplaceTheParameters) {
   CausalLM model = small_cyfa();
@@ -347,6 +350,7 @@ TEST_F(GpuDecode, FusedWeightsReplaceTheParameters) {
   const auto engine = prepare_steps(model, {.engine = "sm90"});
   EXPECT_LT(allocated() - before, bytes / 10) << "of " << bytes << " bytes of weights";
 }
+#endif
 
 }  // namespace
 }  // namespace cyfa::test

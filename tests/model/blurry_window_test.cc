@@ -3,6 +3,7 @@
 
 #include <numbers>
 
+#include "cyfa/mixers/call.h"
 #include "tests/model/small_model.h"
 
 namespace cyfa::test {
@@ -20,13 +21,19 @@ struct Parts {
     ConfigReader reader(json);
     BackboneShape backbone;
     backbone.hidden_size = kHidden;
-    mixer = mixer_kind("blurry_window_attention").read(reader, backbone)(ParameterScope(table, ""), 0);
+    mixer = mixer_kind("blurry_window_attention").read(reader, backbone)(ParameterScope(table, ""));
     at::manual_seed(4);
-    for (const ParameterSpec& spec : table.specs()) w.tensors.push_back(at::randn(spec.shape, at::kDouble) * 0.7);
+    std::vector<at::Tensor> tensors;
+    for (const ParameterSpec& spec : table.specs()) tensors.push_back(at::randn(spec.shape, at::kDouble) * 0.7);
+    w = Weights(std::move(tensors));
+  }
+  at::Tensor mixed(const at::Tensor& x) const {
+    Call call(w, x, std::nullopt, nullptr, mixer->state().size());
+    return mixer->mix(call);
   }
   at::Tensor operator[](const std::string& name) const {
     for (size_t id = 0; id < table.specs().size(); ++id) {
-      if (table.specs()[id].name == name) return w.tensors[id];
+      if (table.specs()[id].name == name) return w[id];
     }
     throw std::out_of_range(name);
   }
@@ -69,7 +76,7 @@ TEST(BlurryWindow, IsTheRecurrenceOfThePaper) {
     at::manual_seed(9);
     const at::Tensor x = at::randn({1, 3 * rho * m + 5, kHidden}, at::kDouble);  // three cycles and some
     const at::Tensor want = token_by_token(p, x[0], rho);
-    const at::Tensor got = p.mixer->forward(p.w, x, std::nullopt, nullptr).y[0];
+    const at::Tensor got = p.mixed(x)[0];
     EXPECT_LT((got - want).norm().item<double>() / want.norm().item<double>(), 1e-5) << rho;
   }
 }
@@ -81,7 +88,7 @@ TEST(BlurryWindow, OfOneTokenASlotIsASlidingWindow) {
   const at::Tensor x = at::randn({1, 40, kHidden}, at::kDouble);
   const at::Tensor other = x.clone();
   other.narrow(1, 0, 40 - m).normal_();
-  const auto last = [&](const at::Tensor& y) { return p.mixer->forward(p.w, y, std::nullopt, nullptr).y[0][39]; };
+  const auto last = [&](const at::Tensor& y) { return p.mixed(y)[0][39]; };
   EXPECT_TRUE(at::allclose(last(x), last(other), 1e-12, 1e-12));
 }
 

@@ -120,7 +120,10 @@ TEST(ToyMixer, TrainsSavesLoadsAndWrites) {
   const auto tokenizer = cyfa::load_tokenizer("bytes");
   const auto engine = cyfa::prepare_steps(again);
   cyfa::Generator generator(*engine, *tokenizer);
-  EXPECT_EQ(generator.run({{tokenizer->encode("toy"), std::nullopt}}, {.max_tokens = 5, .ignore_eos = true})[0].ids.size(), 5U);
+  cyfa::GenerateOptions options;
+  options.max_tokens = 5;
+  options.ignore_eos = true;
+  EXPECT_EQ(generator.run({{tokenizer->encode("toy"), std::nullopt}}, options)[0].ids.size(), 5U);
   std::filesystem::remove_all(folder);
 }
 

@@ -72,7 +72,7 @@ class Arena {
   // The parameters as they are now; gradients are zero. Members are not among the weights, all others are, as differentiable casts.
   Weights begin_step() {
     sums_.zero_();
-    at::_foreach_copy_(to_, from_);
+    if (!to_.empty()) at::_foreach_copy_(to_, from_);
     std::vector<at::Tensor> tensors;
     for (size_t id = 0; id < grads_.size(); ++id) {
       at::Tensor& p = model_.parameters()[id];

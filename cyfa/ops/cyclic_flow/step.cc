@@ -118,7 +118,7 @@ at::Tensor step_on_aten(const CyclicFlowStepInputs& in, const CyclicFlowState& s
   state.clock.add_(in.delta);
   const ClockPhases phases(state.clock, M, at::kFloat);
   const at::Tensor write = temporal_addresses(phases) * plain(in.beta).unsqueeze(-1);
-  const at::Tensor alpha = plain(in.log_alpha).exp_().unsqueeze(-1).unsqueeze(-1);
+  const at::Tensor alpha = plain(in.log_alpha).exp().unsqueeze(-1).unsqueeze(-1);
   state.k.mul_(alpha).addcmul_(k.unsqueeze(-1), write.unsqueeze(-2));
   state.v.mul_(alpha).addcmul_(write.unsqueeze(-1), plain(in.v).unsqueeze(-2));
   const auto as_rows = [](const at::Tensor& x) { return x.flatten(0, 1).unsqueeze(1).unsqueeze(1); };  // [B, H, M] -> [B * H, 1, 1, M]

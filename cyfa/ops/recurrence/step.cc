@@ -40,7 +40,7 @@ Tensor step_on_aten(const Recurrence& r, const RecurrenceInputs& in, const Tenso
   const Tensor q = plain(in.q) * scale, k = plain(in.k);
   Tensor u = plain(in.v);
   if (r.gate != Gate::kNone) {
-    const Tensor alpha = plain(in.log_alpha).exp_();
+    const Tensor alpha = plain(in.log_alpha).exp();
     state.mul_(r.gate == Gate::kScalar ? alpha.unsqueeze(-1).unsqueeze(-1) : alpha.unsqueeze(r.gate == Gate::kRow ? -1 : -2));
   }
   if (r.delta) u = (u - at::matmul(k.unsqueeze(-2), state).squeeze(-2)) * plain(in.beta).unsqueeze(-1);

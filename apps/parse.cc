@@ -1,4 +1,4 @@
-#include "apps/op_case.h"
+#include "apps/parse.h"
 
 #include <torch/cuda.h>
 

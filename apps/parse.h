@@ -1,11 +1,9 @@
-// The op cases for the commands, and the words by which the command line names types and devices.
+// The words by which the command line names types and devices.
 #pragma once
 
 #include <torch/types.h>
 
 #include <string>
-
-#include "cyfa/ops/cases/op_case.h"
 
 namespace cyfa::app {
 
