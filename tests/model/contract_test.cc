@@ -264,7 +264,7 @@ TEST_P(ModelContract, RecomputationOwnsWhatItNeeds) {
   const auto gradients = [&](bool recompute) {
     at::Tensor loss;
     {
-      const auto w = std::make_unique<Weights>(m.weights(at::kBFloat16));
+      const auto w = std::make_unique<Weights>(m.weights());
       const auto state = std::make_unique<ModelState>(m.forward(*w, random_ids(m, {2, 9})).final_state);
       for (MixerState& layer : state->layers) {
         for (at::Tensor& x : layer) x = x.detach();
@@ -277,7 +277,7 @@ TEST_P(ModelContract, RecomputationOwnsWhatItNeeds) {
   };
   const std::vector<at::Tensor> wanted = gradients(false), got = gradients(true);
   for (size_t id = 0; id < wanted.size(); ++id) {
-    EXPECT_LT((got[id] - wanted[id]).norm().item<double>(), 1e-2 * wanted[id].norm().item<double>() + 1e-6);
+    EXPECT_LT((got[id] - wanted[id]).norm().item<double>(), 1e-4 * wanted[id].norm().item<double>() + 1e-9);
   }
 }
 
@@ -313,6 +313,10 @@ TEST(Model, AStateOfAnotherMixerIsRefused) {
         for (const at::Tensor& x : s.layers[0]) all.push_back(x.sizes().vec());
         return all;
       };
+      if (wanted.layers.size() != came.layers.size()) {
+        EXPECT_NE(message.find("layers, wanted"), std::string::npos) << own.name << " " << other.name << " " << message;
+        continue;
+      }
       if (shapes(wanted) == shapes(came)) continue;
       EXPECT_NE(message.find("another model than " + m.config().kind->model_type), std::string::npos)
           << own.name << " " << other.name << " " << message;
