@@ -43,7 +43,8 @@ def rotate(x, angle, pairwise):
 
 
 def mixer(config, p, u, step):
-    heads, P, N, G = config["expand"] * config["hidden_size"] // config["head_dim"], config["head_dim"], config["state_size"], config["n_groups"]
+    P, N, G = config["head_dim"], config["state_size"], config["n_groups"]
+    heads = config["expand"] * config["hidden_size"] // P
     mimo = config["is_mimo"]
     R = config["mimo_rank"] if mimo else 1
     angles = int(N * config["rope_fraction"]) // 2
@@ -60,7 +61,8 @@ def mixer(config, p, u, step):
         A = torch.clamp(-F.softplus(dd_A), max=-config["A_floor"])
         dt = F.softplus(dd_dt + p["dt_bias"])
         angle = angle + torch.tanh(turn).unsqueeze(1) * dt.unsqueeze(-1) * math.pi
-        key = lambda y, s: rotate(rms_norm(y.view(B, R, G, N), p[s + "_norm.weight"], 1e-5).repeat_interleave(heads // G, 2) + by_rank(s + "_bias"), angle, not mimo)
+        normed = lambda y, s: rms_norm(y.view(B, R, G, N), p[s + "_norm.weight"], 1e-5).repeat_interleave(heads // G, 2)
+        key = lambda y, s: rotate(normed(y, s) + by_rank(s + "_bias"), angle, not mimo)
         b, c, x, z = key(b, "B"), key(c, "C"), x.view(B, heads, P), z.view(B, heads, P)
         y, state = step(state, A, b, c, xproj, x, zproj, z, dt, last_k, last_x, torch.sigmoid(trap), p["D"], oproj, compute_dtype=u.dtype)
         last_k, last_x = b, x
@@ -73,7 +75,8 @@ def model(config, p, ids, step):
     x = p["backbone.embeddings.weight"][ids]
     for i in range(config["num_hidden_layers"]):
         block = sub(f"backbone.layers.{i}.")
-        x = x + mixer(config, {k[6:]: v for k, v in block.items() if k.startswith("mixer.")}, rms_norm(x, block["norm.weight"], config["norm_eps"]), step)
+        own = {k[6:]: v for k, v in block.items() if k.startswith("mixer.")}
+        x = x + mixer(config, own, rms_norm(x, block["norm.weight"], config["norm_eps"]), step)
     return rms_norm(x, p["backbone.norm_f.weight"], config["norm_eps"]) @ p["lm_head.weight"].T
 
 
@@ -88,7 +91,9 @@ def shapes(config):
         at += "mixer."
         yield at + "in_proj.weight", (2 * inner + 2 * R * G * N + 3 * heads + int(N * config["rope_fraction"]) // 2, d)
         yield at + "out_proj.weight", (d, inner)
-        for name, shape in {"dt_bias": (heads,), "D": (heads,), "B_bias": (heads, R, N), "C_bias": (heads, R, N), "B_norm.weight": (N,), "C_norm.weight": (N,)}.items():
+        shapes = {"dt_bias": (heads,), "D": (heads,), "B_bias": (heads, R, N), "C_bias": (heads, R, N), "B_norm.weight": (N,),
+                  "C_norm.weight": (N,)}
+        for name, shape in shapes.items():
             yield at + name, shape
         if config["is_mimo"]:
             for s in "xzo":
@@ -112,7 +117,8 @@ def write_safetensors(path, tensors):
 def main():
     step = reference(sys.argv[1])
     for name, mimo in (("siso", False), ("mimo", True)):
-        config = {"architectures": ["Mamba3ForCausalLM"], "model_type": "mamba3", "hidden_size": 16, "num_hidden_layers": 2, "expand": 2, "head_dim": 8,
+        config = {"architectures": ["Mamba3ForCausalLM"], "model_type": "mamba3", "hidden_size": 16, "num_hidden_layers": 2,
+                  "expand": 2, "head_dim": 8,
                   "state_size": 8, "n_groups": 1, "is_mimo": mimo, "mimo_rank": 4, "rope_fraction": 0.5, "A_floor": 1e-4, "norm_eps": 1e-5,
                   "vocab_size": 24, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
         random = torch.Generator().manual_seed(7)

@@ -45,8 +45,8 @@ struct GemvCuda {
   int64_t ahead_bytes = 0;      // a multiple of 16
 };
 
-// Why there is no kernel for these sizes, in words for the user; null if there is one. `in` is a multiple of 32, at most 6,144 (2,048 with a
-// norm); half of that for more than 8 rows.
+// Why there is no kernel for these sizes, in words for the user; null if there is one. `in` is a multiple of 32, at most 6,144 (2,048 with
+// a norm); half of that for more than 8 rows.
 const char* gemv_refusal(const GemvCuda& p);
 // y = product of p.input and the weights, as p.output says. Sums are in fp32, in an order that depends on `in` and `input` only: a row
 // gives the same bits in any batch. Returns cudaErrorInvalidValue for sizes that gemv_refusal refuses.
