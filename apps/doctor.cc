@@ -187,12 +187,8 @@ void add_doctor(CLI::App& app, Action& action) {
   auto options = std::make_shared<DoctorModelOptions>();
   doctor->add_option("model", options->model, "Checkpoint directory or config file to report on instead: which engine runs it, and why")
       ->type_name("PATH");
-  doctor->add_option("--device", options->device, "Where the model would run; absent: the GPU where there is one")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->needs("model");
-  doctor->add_option("--dtype", options->dtype, "Type of the matrices; absent: bf16 on a GPU, fp32 on a CPU")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
-      ->needs("model");
+  add_device(doctor, &options->device);
+  add_dtype(doctor, &options->dtype, "the weights", {"fp32", "bf16"});
   add_engine(doctor, &options->engine);
   add_json(doctor, &options->json);
   doctor->callback([&action, options] {

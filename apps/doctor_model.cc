@@ -1,7 +1,8 @@
 // cyfa doctor MODEL: which engine decodes and which trains a model on this machine, why others do not, and a check of what was chosen.
+#include "apps/doctor_model.h"
+
 #include <iostream>
 
-#include "apps/doctor_model.h"
 #include "apps/machine.h"
 #include "apps/output.h"
 #include "apps/parse.h"
@@ -46,12 +47,14 @@ double step_error(const CausalLM& model, StepEngine& engine, int64_t B) {
 }  // namespace
 
 int run_doctor_model(const DoctorModelOptions& options) {
-  const at::Device device = parse_device(options.device.empty() ? (gpus().empty() ? "cpu" : "cuda") : options.device);
+  const at::Device device = parse_device(options.device);
   const bool folder = std::filesystem::is_directory(options.model);
-  const std::string type = options.dtype.empty() ? (device.is_cuda() ? "bf16" : "fp32") : options.dtype;
-  const at::ScalarType dtype = parse_dtype(type);
-  CausalLM model = folder ? load_checkpoint(options.model, {dtype, device, false}) : CausalLM(ModelConfig::read(options.model));
-  if (!folder) model.initialise(1, dtype, device);
+  std::optional<at::ScalarType> asked;
+  if (!options.dtype.empty()) asked = parse_dtype(options.dtype);
+  CausalLM model = folder ? load_checkpoint(options.model, {asked, device, false}) : CausalLM(ModelConfig::read(options.model));
+  if (!folder) model.initialise(1, asked.value_or(device.is_cuda() ? at::kBFloat16 : at::kFloat), device);
+  const at::ScalarType dtype = model.parameters()[model.head_weight()].scalar_type();
+  const std::string type = dtype == at::kBFloat16 ? "bf16" : dtype == at::kFloat ? "fp32" : "fp64";
 
   Json row = {{"model", options.model}, {"model_type", model.config().kind->model_type}, {"device", machine_name(device)},
               {"dtype", type},          {"parameters", model.table().numel()},           {"layer_types", model.config().layer_types}};

@@ -5,8 +5,9 @@
 namespace cyfa::app {
 
 struct DoctorModelOptions {
-  std::string model;          // a checkpoint, or a config whose parameters are drawn
-  std::string device, dtype;  // empty: the GPU in bf16 where there is one, otherwise the CPU in fp32
+  std::string model;  // a checkpoint, or a config, which gets random parameters
+  std::string device = "cpu";
+  std::string dtype;  // empty: as stored; of a config, bf16 on a GPU and fp32 on a CPU
   std::string engine = "auto";
   std::string json;
 };

@@ -118,13 +118,13 @@ class General(CliTest):
         for command in ("doctor", "verify op", "verify model", "bench op", "bench decode", "bench train", "bench load", "bench state",
                         "models", "init", "generate", "prepare"):
             help_text = run(*command.split(), "--help").stdout
-            for option in ("--json", "--device", "--threads", "--repeats", "--dtype"):
+            for option in ("--json", "--device", "--threads", "--repeats", "--dtype", "--engine"):
                 words = re.search(rf"^  {option} .*\n(?:      .*\n)*", help_text, re.MULTILINE)
                 if words:
                     text = re.sub(r" \[default: .*?\]|: fp32.*", "", " ".join(words[0].split()))
                     texts.setdefault(option, set()).add(re.sub(r"(type of) .*", r"\1", text))
         self.assertEqual({option: len(found) for option, found in texts.items()}, dict.fromkeys(texts, 1), texts)
-        self.assertEqual(len(texts), 5)
+        self.assertEqual(len(texts), 6)
 
     def test_json(self):
         """`--json` and `--json -` print rows in place of the text; `--json FILE` writes them as well; nothing else is overwritten."""
@@ -157,6 +157,20 @@ class General(CliTest):
         for check in report["checks"]:
             self.assertLessEqual(check["rel_l2"], check["limit"])
         self.assertIn(report["step_kernel"], ("baseline", "avx2", "avx512"))
+
+    def test_doctor_of_a_model_names_the_engine_and_why(self):
+        for model in (MODELS[0], ROOT / "configs/parity/swa.json"):
+            result = run("doctor", model)
+            self.check(result, 0)
+            self.assertRegex(result.stdout, r"  sm90 +no: .+\n  portable +yes\n")
+            (row,) = json.loads(run("doctor", model, "--json").stdout)
+            self.assertEqual(row["engine"], "portable")
+            self.assertTrue(row["healthy"])
+            for offer in row["decoding"] + row["training"]:
+                self.assertEqual(offer["available"], offer["refusal"] == "")
+        self.check_error(run("doctor", MODELS[0], "--engine", "sm90"), "engine sm90 refuses: ")
+        self.check_error(run("doctor", MODELS[0], "--engine", "sm120"), "--engine")
+        self.check_error(run("doctor", self.folder / "absent"), "absent")
 
 
 @unittest.skipUnless(VECTORS, "tests/vectors is empty")
@@ -346,6 +360,27 @@ class Models(CliTest):
         self.assertEqual(rows["cyfa-400m"]["state_scalars_per_layer"], 262144)
         self.assertEqual(json.loads(run("models", MODELS[0], "--json").stdout)[0]["config"], MODELS[0].name)
         self.check_error(run("models", self.folder / "absent.json"), "absent.json")
+
+    def test_a_config_is_described_as_data(self):
+        (row,) = json.loads(run("models", "--describe", ROOT / "configs/cyfa-9m.json").stdout)
+        self.assertEqual(row["model_type"], "cyclic_flow_attention")
+        self.assertEqual(row["config"]["conv_size"], 4)
+        self.assertEqual(len(row["layers"]), row["config"]["num_hidden_layers"])
+        self.assertIn("model.layers.0.attn.readout", [p["name"] for p in row["parameters"]])
+        self.check_error(run("models", "--describe", "--kinds"), "--kinds")
+
+    def test_a_hybrid_is_made_and_writes(self):
+        config = {"model_type": "cyclic_flow_attention", "hidden_size": 32, "num_hidden_layers": 3, "num_heads": 2, "head_dim": 16,
+                  "num_slots": 8, "vocab_size": 258, "bos_token_id": 256, "eos_token_id": 257, "tokenizer": "bytes",
+                  "layer_types": ["cyclic_flow_attention", "sliding_attention", "full_attention"],
+                  "layer_configs": {"sliding_attention": {"num_attention_heads": 2, "sliding_window": 8},
+                                    "full_attention": {"num_attention_heads": 2}}}
+        path = self.folder / "hybrid.json"
+        path.write_text(json.dumps(config))
+        self.check(run("init", path, self.folder / "hybrid"), 0)
+        result = run("generate", self.folder / "hybrid", "-p", "abc", "-n", "5", "--json")
+        self.check(result, 0)
+        self.assertEqual(len(json.loads(result.stdout)[0]["ids"]), 5)
 
     def test_kinds(self):
         result = run("models", "--kinds")
