@@ -1,4 +1,4 @@
-// The engine that serves everything: the plain model of cyfa/model, for every mixer and device.
+// The portable engine: the plain model of cyfa/model, for every mixer and device.
 #pragma once
 
 #include "cyfa/engine/engine.h"
