@@ -18,10 +18,10 @@ struct SegmentGradients {
 };
 
 struct SegmentPass {
-  // Returns o. `state` [n, K, V] goes from the segment's start to its end, in place.
+  // Returns o. `state` [n, K, V] is advanced in place from the segment's start to its end.
   at::Tensor (*forward)(const Recurrence& r, const SegmentInputs& in, const at::Tensor& state);
-  // `state` [n, K, V] is the state at the segment's start, and is overwritten; `grad_state` goes from the segment's end to its start, in
-  // place.
+  // `state` [n, K, V] is the state at the segment's start and is overwritten. `grad_state` is propagated in place from the segment's end to
+  // its start.
   SegmentGradients (*backward)(const Recurrence& r, const SegmentInputs& in, const at::Tensor& state, const at::Tensor& grad_o,
                                const at::Tensor& grad_state);
 };

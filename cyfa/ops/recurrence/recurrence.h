@@ -19,9 +19,9 @@ namespace cyfa::ops {
 
 struct RecurrenceOptions {
   Backend backend = Backend::kAuto;
-  std::optional<double> scale = {};  // absent: K^-0.5
-  int64_t chunk = 0;                 // tokens per chunk (portable); 0: the measured default
-  int64_t segment_chunks = 0;        // chunks between the states that forward saves for backward (portable); 0: the measured default
+  std::optional<double> scale = {};  // default: K^-0.5
+  int64_t chunk = 0;                 // tokens per chunk (portable); 0 for the tuned default
+  int64_t segment_chunks = 0;        // chunks between the states that forward saves for backward (portable); 0 for the tuned default
 };
 
 struct RecurrenceOutput {
