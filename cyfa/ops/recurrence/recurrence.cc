@@ -11,7 +11,7 @@ namespace {
 
 using at::Tensor;
 
-// The dimensions named by `letters`, with their sizes.
+// Checks that x has the dimensions named by `letters`.
 void check_shape(const char* op, const char* name, const Tensor& x, std::string_view letters, const RecurrenceSizes& s) {
   const auto dim = [&](size_t i) -> check::Dim {
     switch (letters[i]) {
