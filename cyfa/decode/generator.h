@@ -16,6 +16,7 @@
 
 namespace cyfa {
 
+// Options of a run, shared by all prompts.
 struct GenerateOptions {
   int64_t max_tokens = 128;       // limit of new tokens
   SamplingOptions sampling;       // all prompts use the same seed
@@ -26,14 +27,12 @@ struct GenerateOptions {
 };
 
 // A prompt, optionally continuing a snapshot.
-
 struct Prompt {
   std::vector<int64_t> ids;          // may be empty if the snapshot has tokens
   std::optional<Snapshot> snapshot;  // the state to continue from; default: an empty state
 };
 
 // The result for one prompt.
-
 struct Completion {
   enum class Reason { kLength, kEndOfText, kStop };
 
@@ -52,6 +51,7 @@ struct GenerateTimes {
   int64_t prefill_tokens = 0, decode_tokens = 0;
 };
 
+// Generates completions with a decoding engine and a tokenizer.
 class Generator {
  public:
   // Keeps references to both.

@@ -8,6 +8,7 @@
 
 namespace cyfa {
 
+// How tokens are sampled; the default is greedy decoding.
 struct SamplingOptions {
   double temperature = 0;         // 0 for greedy decoding
   int64_t top_k = 0;              // keep the k most likely tokens; 0 for all

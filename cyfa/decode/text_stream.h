@@ -8,6 +8,7 @@
 
 namespace cyfa {
 
+// The text of one completion.
 class TextStream {
  public:
   explicit TextStream(std::vector<std::string> stops) : stops_(std::move(stops)) {}

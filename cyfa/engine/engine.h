@@ -41,7 +41,6 @@ class StepEngine {
 };
 
 // Options of prepare_steps().
-
 struct StepOptions {
   std::optional<at::ScalarType> compute = {};  // type of the matrices; default: their stored type
   std::string engine = "auto";

@@ -11,6 +11,7 @@
 
 namespace cyfa {
 
+// One invocation of a mixer: a forward over whole sequences or a decode step.
 class Call {
  public:
   // Forward over whole sequences, starting from `initial`, or from an empty state if it is null; `initial` is never modified. With

@@ -20,6 +20,7 @@ class ConfigError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
+// Reads one JSON object, which must outlive the reader.
 class ConfigReader {
  public:
   // `where` is a prefix for keys in error messages, for a nested object: "attn.".

@@ -26,7 +26,6 @@ struct StateSpec {
   bool narrow = false;  // decode steps also accept it in bf16
 
   // Whether `sizes` is a valid shape for one sequence.
-
   bool fits(at::IntArrayRef sizes) const {
     return grows ? sizes.slice(1) == at::IntArrayRef(shape).slice(1) : sizes == at::IntArrayRef(shape);
   }
@@ -42,9 +41,9 @@ struct MemoryView {
 };
 
 // Named metrics.
-
 using Figures = std::vector<std::pair<std::string, double>>;
 
+// Base class of all mixers.
 class Mixer {
  public:
   virtual ~Mixer() = default;

@@ -38,14 +38,12 @@ struct Init {
 };
 
 // What a parameter is used for; decides its type during computation.
-
 enum class Role {
   kMatrix,  // operand of matrix products: converted to the compute type; has weight decay
   kOther,   // norms, biases, gates, convolutions: always computed in fp32
 };
 
 // One row of the table.
-
 struct ParameterSpec {
   std::string name;  // in checkpoints
   std::vector<int64_t> shape;
@@ -59,6 +57,7 @@ struct ParameterSpec {
 // A parameter's index in the table, and in every list of tensors in table order.
 using ParameterId = size_t;
 
+// An append-only list of parameters with unique names.
 class ParameterTable {
  public:
   ParameterId add(ParameterSpec spec);  // throws std::logic_error for a duplicate name

@@ -49,7 +49,6 @@ struct MixerFacts {
 };
 
 // One kind of mixer.
-
 struct MixerKind {
   std::string model_type;    // of config.json
   std::string architecture;  // of config.json

@@ -11,6 +11,7 @@
 
 namespace cyfa {
 
+// What a block is built from.
 struct BlockConfig {
   BackboneShape shape;
   BackboneLayout names;
@@ -18,6 +19,7 @@ struct BlockConfig {
   MixerFactory mixer;
 };
 
+// One layer.
 class Block {
  public:
   explicit Block(const BlockConfig& config);

@@ -24,6 +24,7 @@ struct LmOutput {
   ModelState final_state;
 };
 
+// The model: config, parameter table, stored parameters and layers.
 class CausalLM {
  public:
   // Declares the parameters; they are undefined until initialise() or a checkpoint sets them.
@@ -90,7 +91,6 @@ class CausalLM {
   Figures health(const Weights& w, const at::Tensor& ids) const;
 
   // Mixer::view() of a layer's state.
-
   std::optional<MemoryView> view(const ModelState& state, size_t layer) const {
     return layers_.at(layer).block->mixer().view(state.layers.at(layer));
   }

@@ -9,6 +9,7 @@
 
 namespace cyfa {
 
+// Options of load_checkpoint().
 struct LoadOptions {
   std::optional<at::ScalarType> dtype;  // default: the stored type (F16 becomes fp32)
   at::Device device = at::kCPU;

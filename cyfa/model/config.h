@@ -15,6 +15,7 @@
 
 namespace cyfa {
 
+// A parsed config.
 struct ModelConfig {
   const MixerKind* kind = nullptr;
   BackboneShape backbone;

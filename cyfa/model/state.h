@@ -7,6 +7,7 @@
 
 namespace cyfa {
 
+// The states of all layers, each with the same batch size.
 struct ModelState {
   std::vector<MixerState> layers;
 

@@ -20,7 +20,6 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 at::ScalarType scalar_type(io::DType dtype);
 
 // A memory-mapped safetensors file.
-
 class TensorFile {
  public:
   explicit TensorFile(const std::filesystem::path& path)

@@ -14,7 +14,6 @@ struct Curve {
 };
 
 // An SVG document with all curves and labelled axes.
-
 std::string curve_svg(const std::string& y_name, const std::string& x_name, const std::vector<Curve>& curves);
 
 }  // namespace cyfa

@@ -10,6 +10,7 @@ namespace cyfa {
 // The learning rate at step 0, 1, ...: linear warm-up, then cosine decay to final_rate * rate, or constant.
 double learning_rate(const Recipe& recipe, int64_t step);
 
+// AdamW with global gradient clipping.
 class Optimizer {
  public:
   // Updates the model's parameters in place; keeps a reference to the model. The parameter table says which have weight decay.

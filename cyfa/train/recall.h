@@ -6,6 +6,7 @@
 
 namespace cyfa {
 
+// A task with fixed sizes; batches are determined by the seed and their index.
 struct RecallTask {
   int64_t pairs = 8;    // per sequence
   int64_t keys = 32;    // tokens 0 .. keys - 1

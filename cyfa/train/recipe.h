@@ -9,6 +9,7 @@
 
 namespace cyfa {
 
+// All settings of a training run.
 struct Recipe {
   // Model and data
   std::string model;       // config file, or checkpoint to continue from

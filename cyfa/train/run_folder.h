@@ -17,6 +17,7 @@ struct RunCheckpoint {
   std::optional<double> eval_loss;
 };
 
+// Reads and writes the files of one run.
 class RunFolder {
  public:
   // Creates the folder, or opens it to resume. Throws io::FileError if `resume` is false and the folder holds a run, or if it is true and

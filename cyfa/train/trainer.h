@@ -23,6 +23,7 @@ class TrainingError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Trains one model.
 class Trainer {
  public:
   // `train` returns micro-batches of recipe.batch / recipe.accumulate sequences. The model's parameters are trained in place. If `folder`

@@ -38,6 +38,7 @@ at::Tensor gated_pass_forward(const at::Tensor& q, const at::Tensor& k, const at
 void gated_pass_states(const at::Tensor& k, const at::Tensor& v, const ChunkDecay& decay, const at::Tensor& state,
                        const at::Tensor& chunk_states);
 
+// Gradients of the inputs of a pass.
 struct GatedPassGradient {
   at::Tensor q, k, v;
 };

@@ -6,6 +6,7 @@
 
 namespace cyfa::ops {
 
+// The sizes of a call, by the names of cyfa/ops/recurrence/recurrence.h.
 struct RecurrenceSizes {
   int64_t B, T, N, H, K, V;
   bool packed;
@@ -28,6 +29,7 @@ RecurrenceSizes check_recurrence(const Recurrence& r, const RecurrenceInputs& in
 RecurrenceSizes recurrence_sizes(const RecurrenceInputs& in);  // requires checked inputs
 std::vector<int64_t> recurrence_offsets(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSizes& s);
 
+// The results of a backend's forward.
 struct RecurrenceForward {
   at::Tensor o, final_state;
   std::vector<at::Tensor> saved;  // for backward; opaque to everything but the backend

@@ -10,6 +10,7 @@
 
 namespace cyfa::ops {
 
+// Interface of the three kinds of decay.
 class KeyDecay {
  public:
   virtual ~KeyDecay() = default;
@@ -34,6 +35,7 @@ class KeyDecay {
   virtual at::Tensor log_alpha_gradient() const = 0;  // shape of the gates; undefined if there are none
 };
 
+// No gates.
 class NoKeyDecay final : public KeyDecay {
  public:
   at::Tensor from_start(const at::Tensor& x) const override { return x; }
@@ -48,6 +50,7 @@ class NoKeyDecay final : public KeyDecay {
   at::Tensor log_alpha_gradient() const override { return {}; }
 };
 
+// One gate per token.
 class ScalarKeyDecay final : public KeyDecay {
  public:
   ScalarKeyDecay(const at::Tensor& log_alpha, at::ScalarType dtype) : decay_(log_alpha, dtype) {}  // [n, g, C] in double

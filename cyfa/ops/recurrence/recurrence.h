@@ -17,6 +17,7 @@
 
 namespace cyfa::ops {
 
+// Options of a call.
 struct RecurrenceOptions {
   Backend backend = Backend::kAuto;
   std::optional<double> scale = {};  // default: K^-0.5
@@ -24,6 +25,7 @@ struct RecurrenceOptions {
   int64_t segment_chunks = 0;        // chunks between the states that forward saves for backward (portable); 0 for the tuned default
 };
 
+// The results of a call.
 struct RecurrenceOutput {
   at::Tensor o;                      // [B, T, H, V], type of v
   at::Tensor final_state;            // [N, H, K, V]

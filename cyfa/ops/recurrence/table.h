@@ -20,6 +20,7 @@ namespace cyfa::ops {
 
 using recurrence::Gate;
 
+// The tensors of a call.
 struct RecurrenceInputs {
   at::Tensor q, k;  // [B, T, H, K]
   at::Tensor v;     // [B, T, H, V]
@@ -58,6 +59,7 @@ struct RecurrenceBackend {
   at::Tensor (*step)(const Recurrence& r, const RecurrenceInputs& in, const at::Tensor& state, double scale);
 };
 
+// An entry of the table: one op.
 struct Recurrence {
   const char* op;          // its name in C++, in torch.ops.cyfa and on the command line
   const char* definition;  // the update of the state; o_t = S_t^T (scale q_t) for every op
