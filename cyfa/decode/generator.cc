@@ -9,10 +9,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// A sequence that is being continued.
+// A sequence that is being decoded.
 struct Live {
   size_t prompt;
-  std::vector<int64_t> history;  // all tokens before and during the completion
+  std::vector<int64_t> history;  // snapshot, prompt and completion tokens
   Sampler sampler;
   TextStream stream;
 };
@@ -88,7 +88,7 @@ std::vector<Completion> Generator::run(const std::vector<Prompt>& prompts, const
   at::Tensor logits = at::stack(first_logits);
   start = Clock::now();
 
-  // Leaves the rows that go on; the others' snapshots are taken where asked for.
+  // Finishes the rows in `ends`, taking their snapshots if requested, and compacts the batch to the others.
   const auto keep = [&](const std::vector<bool>& ends) {
     std::vector<int64_t> rows;
     std::vector<Live> rest;
@@ -120,7 +120,7 @@ std::vector<Completion> Generator::run(const std::vector<Prompt>& prompts, const
   };
 
   while (!live.empty()) {
-    // Which rows end before another token, and which token the others take.
+    // Decide which rows end here, and sample the next token of the others.
     std::vector<bool> ends(live.size(), false);
     std::vector<int64_t> next(live.size(), 0);
     for (size_t r = 0; r < live.size(); ++r) {
@@ -147,7 +147,7 @@ std::vector<Completion> Generator::run(const std::vector<Prompt>& prompts, const
     }
     keep(ends);
     if (live.empty()) break;
-    bool last = !keep_snapshots;  // the step after a sequence's last token is only for its snapshot
+    bool last = !keep_snapshots;  // the step after the last token is needed only for a snapshot
     for (size_t r = 0; r < live.size(); ++r) {
       Live& l = live[r];
       done[l.prompt].ids.push_back(tokens[r]);

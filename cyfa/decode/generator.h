@@ -1,7 +1,7 @@
-// Text from a model: prompts are read chunk by chunk, then all sequences go on together, a token a step.
+// Text generation: chunked prefill of each prompt, then batched decoding of all sequences, one token per step.
 //
-// In fp32 on a CPU a prompt gives the same tokens, bit for bit, alone or beside others: each is read by itself, and a step computes
-// every row in the same way whatever the batch.
+// In fp32 on a CPU, a prompt's completion does not depend on the other prompts, bit for bit: each prompt is prefilled on its own, and a
+// decode step computes each row independently of the batch.
 #pragma once
 
 #include <functional>
@@ -16,52 +16,58 @@
 
 namespace cyfa {
 
+// Options of a run, shared by all prompts.
 struct GenerateOptions {
-  int64_t max_tokens = 128;       // new ones
-  SamplingOptions sampling;       // every prompt draws from the same seed
-  std::vector<std::string> stop;  // texts before which a completion ends
+  int64_t max_tokens = 128;       // limit of new tokens
+  SamplingOptions sampling;       // all prompts use the same seed
+  std::vector<std::string> stop;  // stop strings; a completion ends before the first one
   bool ignore_eos = false;
-  int64_t prefill_chunk = 2048;  // prompt tokens that are read at once
-  bool narrow_state = false;     // keep the memory in bf16 while decoding, where the model's mixer can; snapshots are fp32
+  int64_t prefill_chunk = 2048;  // prompt tokens per prefill forward
+  bool narrow_state = false;     // decode with the state in bf16 if the mixers support it; snapshots are fp32
 };
 
+// A prompt, optionally continuing a snapshot.
 struct Prompt {
-  std::vector<int64_t> ids;          // may be empty after a snapshot that has seen tokens
-  std::optional<Snapshot> snapshot;  // what came before; absent: nothing
+  std::vector<int64_t> ids;          // may be empty if the snapshot has tokens
+  std::optional<Snapshot> snapshot;  // the state to continue from; default: an empty state
 };
 
+// The result for one prompt.
 struct Completion {
   enum class Reason { kLength, kEndOfText, kStop };
 
-  std::vector<int64_t> ids;  // new tokens, without the end mark
+  std::vector<int64_t> ids;  // new tokens, without the EOS token
   std::string text;
   Reason reason = Reason::kLength;
-  int64_t prompt_tokens = 0;  // read now
-  int64_t cached_tokens = 0;  // that a snapshot spared
-  Snapshot snapshot;          // after everything in ids; set where asked for
+  int64_t prompt_tokens = 0;  // prefilled tokens
+  int64_t cached_tokens = 0;  // tokens already in the prompt's snapshot
+  Snapshot snapshot;          // the sequence after all of `ids`; set if run() is called with keep_snapshots
 };
 const char* reason_name(Completion::Reason reason);  // "length", "end", "stop"
 
+// Time and token counts of a run.
 struct GenerateTimes {
   double prefill_seconds = 0, decode_seconds = 0;
   int64_t prefill_tokens = 0, decode_tokens = 0;
 };
 
+// Generates completions with a decoding engine and a tokenizer.
 class Generator {
  public:
-  // Both must outlive the generator.
+  // Keeps references to both.
   Generator(StepEngine& engine, const Tokenizer& tokenizer);
 
-  // Called with new text of a prompt as it comes, and with prompt tokens as they are read.
+  // Callbacks: new text of a prompt, and prefill progress in tokens. Either may be empty.
   std::function<void(size_t prompt, const std::string& text)> on_text;
   std::function<void(size_t prompt, int64_t done, int64_t all)> on_prefill;
 
-  // Throws std::invalid_argument for a prompt without tokens and without a snapshot that has any.
+  // Completes all prompts as one batch. Throws std::invalid_argument for invalid options, or if neither a prompt nor its snapshot has
+  // tokens.
   std::vector<Completion> run(const std::vector<Prompt>& prompts, const GenerateOptions& options, bool keep_snapshots = false);
 
   const GenerateTimes& times() const { return times_; }  // of the last run
 
-  // A prompt's state and the logits after it.
+  // Prefills one prompt; returns its state and the logits after its last token. `index` is passed to on_prefill.
   Snapshot read(const Prompt& prompt, const GenerateOptions& options, size_t index = 0);
 
  private:

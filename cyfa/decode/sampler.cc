@@ -13,7 +13,7 @@ namespace {
 
 struct Candidate {
   int64_t id;
-  double weight;  // a logit, then a probability up to a factor
+  double weight;  // first a logit, then an unnormalized probability
 };
 
 bool likelier(const Candidate& a, const Candidate& b) { return a.weight > b.weight || (a.weight == b.weight && a.id < b.id); }
@@ -67,7 +67,7 @@ int64_t Sampler::next(std::span<const float> logits, std::span<const int64_t> hi
     all.resize(std::max<size_t>(1, count));
     total = kept;
   }
-  // 53 random bits as a number in [0, 1): std::uniform_real_distribution differs between libraries.
+  // 53 random bits as a number in [0, 1). std::uniform_real_distribution differs between standard libraries.
   double point = static_cast<double>(random_() >> 11) * 0x1p-53 * total;
   for (const Candidate& c : all) {
     point -= c.weight;

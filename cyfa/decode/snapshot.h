@@ -1,4 +1,4 @@
-// A sequence's memory in a file, to go on from later: versioned, checksummed, and bound to the model that made it.
+// Snapshots: the state of a sequence, saved to a file to continue from later. Files are versioned, checksummed and tied to their model.
 #pragma once
 
 #include <filesystem>
@@ -7,17 +7,17 @@
 
 namespace cyfa {
 
-// A sequence after some tokens: nothing of them needs to be computed again.
+// A sequence after some tokens, with everything needed to continue it.
 struct Snapshot {
-  std::vector<int64_t> ids;  // what the state has taken in
-  ModelState state;          // of one sequence
-  at::Tensor logits;         // [vocab_size] fp32, for the token after the last; undefined where ids is empty
+  std::vector<int64_t> ids;  // the tokens processed so far
+  ModelState state;          // one sequence
+  at::Tensor logits;         // [vocab_size] fp32, for the next token; undefined if ids is empty
 };
 
-// Whole or not at all; throws io::FileError.
+// Writes the file atomically; throws io::FileError.
 void save_snapshot(const std::filesystem::path& path, const Snapshot& snapshot, const CausalLM& model);
 
-// Throws io::FileError for a file that is no snapshot, is damaged, has another version, or belongs to another model.
+// Throws io::FileError for a file that is not a snapshot, is corrupt, has another version, or belongs to another model.
 Snapshot load_snapshot(const std::filesystem::path& path, const CausalLM& model);
 
 }  // namespace cyfa

@@ -26,7 +26,7 @@ std::string TextStream::add(std::string_view bytes) {
     stopped_ = true;
     return out;
   }
-  size_t held = 0;  // bytes at the end with which a stop string begins
+  size_t held = 0;  // length of the longest suffix that is a prefix of a stop string
   for (const std::string& stop : stops_) {
     const size_t most = std::min(stop.empty() ? 0 : stop.size() - 1, pending_.size());
     for (size_t n = most; n > held; --n) {

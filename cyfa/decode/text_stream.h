@@ -1,5 +1,5 @@
-// Text that grows token by token, given out as soon as no later token can change it: whole characters only, and never part of a stop
-// string.
+// Incremental text output with stop strings. Text is released as soon as later tokens cannot change it: complete UTF-8 characters only, and
+// never a part of a stop string.
 #pragma once
 
 #include <string>
@@ -8,23 +8,24 @@
 
 namespace cyfa {
 
+// The text of one completion.
 class TextStream {
  public:
   explicit TextStream(std::vector<std::string> stops) : stops_(std::move(stops)) {}
 
-  // Takes more bytes; returns what can be shown now, as UTF-8. After a stop string has been seen, nothing more comes.
+  // Appends bytes and returns the text that is released, as UTF-8. Returns nothing after a stop string has occurred.
   std::string add(std::string_view bytes);
-  // What is left when no more tokens come.
+  // Returns the remaining text when there are no more tokens.
   std::string finish();
 
-  bool stopped() const { return stopped_; }
-  const std::string& text() const { return text_; }  // all that was given out
+  bool stopped() const { return stopped_; }          // whether a stop string has occurred
+  const std::string& text() const { return text_; }  // all released text
 
  private:
-  std::string give(size_t bytes);
+  std::string give(size_t bytes);  // releases the first bytes of pending_
 
   std::vector<std::string> stops_;
-  std::string pending_;  // bytes not yet given out
+  std::string pending_;  // bytes not yet released
   std::string text_;
   bool stopped_ = false;
 };

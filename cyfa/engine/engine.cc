@@ -19,7 +19,7 @@ struct EngineKind {
   std::unique_ptr<TrainEngine> (*prepare_training)(CausalLM&, Compute, bool recompute);
 };
 
-// The fastest first. An engine for another GPU is a folder beside sm90 and a line here.
+// Fastest first. To add an engine for another GPU, add a folder next to sm90 and a line here.
 const std::vector<EngineKind> kEngines = {
     {"sm90", fused::step_refusal, fused::prepare_steps, fused::train_refusal, fused::prepare_training},
     {"portable", portable::refusal, portable::prepare_steps, portable::refusal, portable::prepare_training},

@@ -1,9 +1,9 @@
-// Engines: how a device runs a model. What a model computes is stated once, in cyfa/model; an engine computes the same on a device's own
-// terms, with fused weights, fused kernels or recorded launches.
+// Engines: device-specific implementations of a model. cyfa/model defines what a model computes; an engine computes the same function with
+// fused weights, fused kernels or CUDA graphs.
 //
-// Engines are offered like the backends of an op: as a list, the fastest first, each with a reason where it refuses. The first that does
-// not refuse is taken, or the one that is asked for by name, which otherwise throws with its reason. `portable` serves everything: it is
-// the plain model.
+// Engine selection works like backend selection for an op: engines are listed fastest first, each with a reason if it cannot run the model.
+// "auto" takes the first that can. An engine requested by name throws its reason if it cannot. `portable` supports everything; it runs the
+// plain model.
 #pragma once
 
 #include <memory>
@@ -14,69 +14,73 @@
 
 namespace cyfa {
 
+// An engine and whether it supports a model.
 struct EngineOffer {
   std::string name;
-  std::string refusal;  // in words for the user; empty: it serves
+  std::string refusal;  // user-readable reason why it does not support the model; empty if it does
 };
 
-// Decoding.
+// An engine for decoding.
 class StepEngine {
  public:
   virtual ~StepEngine() = default;
 
-  virtual std::string name() const = 0;  // "portable", "sm90"; "+graph" where steps are recorded and replayed
+  virtual std::string name() const = 0;  // "portable", "sm90"; with suffix "+graph" if steps are replayed from a CUDA graph
   virtual const CausalLM& model() const = 0;
-  // As the engine computes with them; for prompts, which are read by CausalLM::forward.
+  // The weights in the engine's compute types, for prefill with CausalLM::forward.
   virtual const Weights& weights() const = 0;
 
-  // One token for each of B sequences, ids [B]: fp32 logits [B, vocab_size]; `state` is updated in place. Throws ops::ArgumentError for ids
-  // and states that do not belong together or to the model. On a GPU the logits may be overwritten by the next step.
+  // Decode step: one token of each of B sequences, ids [B], to fp32 logits [B, vocab_size]. `state` is updated in place. Throws
+  // ops::ArgumentError if ids or state do not match each other or the model. On a GPU, the next step may overwrite the logits.
   virtual at::Tensor step(const at::Tensor& ids, ModelState& state) = 0;
 
-  // How a step of so many sequences runs, in words: "five launches a layer".
+  // A description of how a step with this batch size runs: "five launches a layer".
   virtual std::string path(int64_t sequences) const = 0;
-  // What the engine could not do in its own way so far, and why.
+  // The fallbacks that the engine has used so far, with reasons.
   virtual std::vector<std::string> notes() const { return {}; }
 };
 
+// Options of prepare_steps().
 struct StepOptions {
-  std::optional<at::ScalarType> compute = {};  // of the matrices; absent: as stored
+  std::optional<at::ScalarType> compute = {};  // type of the matrices; default: their stored type
   std::string engine = "auto";
-  bool record = true;  // on a GPU, record a state's step as a CUDA graph and replay it, where the mixers allow that
+  bool record = true;  // on a GPU, capture the step in a CUDA graph and replay it, if the mixers support that
 };
 
-// Every engine there is, for a model whose parameters are set.
+// All decoding engines, for a model whose parameters are set.
 std::vector<EngineOffer> step_engines(const CausalLM& model, std::optional<at::ScalarType> compute = std::nullopt);
-// Why steps of the model are not recorded; empty if they are.
+// Why the model's steps cannot be captured in a CUDA graph; empty if they can.
 std::string recording_refusal(const CausalLM& model);
-// The model must outlive the engine. Its parameters may become views of the engine's fused weights, with the same values.
-// Throws std::invalid_argument where an engine is asked for by name and is unknown or refuses.
+// Creates a decoding engine. The model must outlive it. The model's parameters may become views of the engine's fused weights, with the
+// same values. Throws std::invalid_argument if an engine requested by name is unknown or does not support the model.
 std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, const StepOptions& options = {});
 
-// Training.
+// An engine for training.
 class TrainEngine {
  public:
   virtual ~TrainEngine() = default;
 
   virtual std::string name() const = 0;
-  // Takes the parameters as they are now, for the losses until the next call. Gradients of parameters are added to their grad() by the
-  // backward of those losses; they are zero, or undefined, before the first.
+  // Reads the parameters' current values, which the losses use until the next call. The backward of those losses accumulates gradients into
+  // the parameters' grad(), which must be zero or undefined before the first.
   virtual void begin_step() = 0;
-  // As CausalLM::loss; differentiable. After begin_step.
+  // As CausalLM::loss(); differentiable. Requires begin_step().
   virtual at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens) = 0;
 };
 
+// Options of prepare_training().
 struct TrainOptions {
-  std::optional<at::ScalarType> compute = {};  // of the matrices; absent: as stored
+  std::optional<at::ScalarType> compute = {};  // type of the matrices; default: their stored type
   std::string engine = "auto";
-  bool recompute = false;  // activation checkpointing: each layer is computed again in backward
+  bool recompute = false;  // activation checkpointing: recompute each layer in backward
 };
 
+// All training engines, for a model whose parameters are set.
 std::vector<EngineOffer> train_engines(const CausalLM& model, std::optional<at::ScalarType> compute = std::nullopt);
-// The model must outlive the engine, and its parameters stay the same tensors meanwhile.
+// Creates a training engine. The model must outlive it, and its parameters must remain the same tensors. Throws as prepare_steps().
 std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, const TrainOptions& options = {});
 
-// "auto" and the names of all engines, for help texts and checks of options.
+// "auto" and the names of all engines, for help texts and option checks.
 std::vector<std::string> engine_names();
 
 }  // namespace cyfa

@@ -1,4 +1,4 @@
-// The engine that serves everything: the plain model of cyfa/model, for every mixer and device.
+// The portable engine: the plain model of cyfa/model, for every mixer and device.
 #pragma once
 
 #include "cyfa/engine/engine.h"
@@ -6,6 +6,7 @@
 namespace cyfa::portable {
 
 std::string refusal(const CausalLM& model, std::optional<at::ScalarType> compute);  // always empty
+// The engines for decoding and for training.
 std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, std::optional<at::ScalarType> compute);
 std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, std::optional<at::ScalarType> compute, bool recompute);
 

@@ -25,15 +25,15 @@ std::string recording_refusal(const CausalLM& model) {
 namespace {
 
 struct Recording {
-  at::Tensor given;  // in the host's memory: the graph begins with its copy to `ids`
+  at::Tensor given;  // pinned host memory; the graph begins with a copy of it to `ids`
   at::Tensor ids, logits;
   at::cuda::CUDAGraph graph;
-  c10::Event read{at::kCUDA};  // after the last replay, and so after its reading of `given`
+  c10::Event read{at::kCUDA};  // recorded after the last replay, that is, after its read of `given`
 
-  ~Recording() {  // torch does not know of that reading, and would give the memory to others
+  ~Recording() {  // torch's allocator does not know of that read and would reuse the memory too early
     try {
       read.synchronize();
-    } catch (const c10::Error&) {  // the device is lost; so is what was read
+    } catch (const c10::Error&) {  // the device is lost, and the pending read with it
     }
   }
 };
@@ -49,8 +49,8 @@ bool same_tensors(const ModelState& a, const ModelState& b) {
   return true;
 }
 
-// After an error inside, the capture must still be closed, on its stream. Where CUDA has given it up, torch says so once more and leaves
-// the pool open that the capture allocated from.
+// Ends a capture after an error inside it. This must happen on the capture's stream. If CUDA has invalidated the capture, capture_end()
+// throws again and leaves the allocator's pool open, so the pool is closed here.
 void end_broken_capture(at::cuda::CUDAGraph& graph, c10::DeviceIndex device, const c10::MempoolId_t& pool) {
   try {
     graph.capture_end();
@@ -58,7 +58,7 @@ void end_broken_capture(at::cuda::CUDAGraph& graph, c10::DeviceIndex device, con
     try {
       c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool);
       c10::cuda::CUDACachingAllocator::releasePool(device, pool);
-    } catch (const c10::Error&) {  // it was closed already
+    } catch (const c10::Error&) {  // the pool was already closed
     }
   }
 }
@@ -78,7 +78,7 @@ class RecordedStep final : public StepEngine {
   }
 
   at::Tensor step(const at::Tensor& ids, ModelState& state) override {
-    // What is wrong with the arguments is said by the step itself, and not while it is recorded.
+    // Invalid arguments go to the inner engine, which throws; they must not fail during capture.
     const bool right = ids.dim() == 1 && ids.size(0) == state.sequences();
     if (!refusal_.empty() || !right) return inner_->step(ids, state);
     model().check_ids(ids);
@@ -91,8 +91,8 @@ class RecordedStep final : public StepEngine {
       return logits;
     }
     if (recording_ == nullptr) record(ids, state);
-    if (recording_ == nullptr) return inner_->step(ids, state);  // nothing has run yet
-    recording_->read.synchronize();                              // at once before the first
+    if (recording_ == nullptr) return inner_->step(ids, state);  // capture failed and has run nothing
+    recording_->read.synchronize();                              // returns immediately before the first replay
     recording_->given.copy_(ids);
     recording_->graph.replay();
     recording_->read.record(c10::cuda::getCurrentCUDAStream(model().device().index()));
@@ -100,7 +100,7 @@ class RecordedStep final : public StepEngine {
   }
 
  private:
-  // Leaves recording_ null, and the reason in refusal_, where an operation of the step cannot be recorded.
+  // Captures a step. If an operation cannot be captured, recording_ stays null and refusal_ holds the reason.
   void record(const at::Tensor& ids, ModelState& state) {
     auto recording = std::make_unique<Recording>();
     recording->given = at::empty(ids.sizes(), at::TensorOptions(at::kLong).pinned_memory(true));
@@ -127,7 +127,7 @@ class RecordedStep final : public StepEngine {
   }
 
   std::shared_ptr<StepEngine> inner_;
-  ModelState held_;  // the last step's tensors, held so that no others come to lie where they do
+  ModelState held_;  // the last step's state; holding it keeps the addresses in the graph from being reused by other tensors
   std::unique_ptr<Recording> recording_;
   std::string refusal_;
 };

@@ -1,14 +1,14 @@
-// A decoding step as one launch: a decorator around any step engine on a GPU whose mixers need no host between their operations. A step is
-// many small kernels, which at small batches take less time than their launches; recorded once as a CUDA graph, they are replayed.
+// Decode steps as CUDA graphs: a decorator around any GPU step engine whose mixers do not need the host during a step. At small batches a
+// step consists of many kernels that are shorter than their launch overhead. Capturing a step once and replaying it removes that overhead.
 #pragma once
 
 #include "cyfa/engine/engine.h"
 
 namespace cyfa {
 
-// The first step of a state runs as it is, the second is recorded, the others are replayed; another state's tensors begin anew. Logits are
-// overwritten by the next step. States that are stepped in turn want a decorator each, which may share an engine. A step that cannot be
-// recorded runs as it is from then on, and notes() says why.
+// The first step of a state runs eagerly, the second is captured, later ones are replayed. A step with other state tensors starts over, so
+// states that are stepped alternately need one decorator each; the decorators may share an engine. The next step overwrites the logits. If
+// capture fails, steps run eagerly from then on, and notes() gives the reason.
 std::unique_ptr<StepEngine> record_steps(std::shared_ptr<StepEngine> engine);
 
 }  // namespace cyfa

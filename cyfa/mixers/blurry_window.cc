@@ -8,22 +8,23 @@ namespace cyfa {
 namespace {
 
 struct Config : QkvConfig {
-  int64_t slots = 128;  // num_slots: M, stored; m = M - 1 are active
-  int64_t rho = 2;      // tokens a slot
+  int64_t slots = 128;  // num_slots: M slots are stored, m = M - 1 are active
+  int64_t rho = 2;      // tokens per slot
 };
 
 // The recurrence K_t = Diag(1 - phi_t) K_{t-1} + phi_t k_t^T, where phi_t(r) is the Dirichlet profile (eq:app-constant-rate-profile) at
-// u = (t - rho r) mod rho m. A profile has negative side lobes, and there 1 - phi is above 1. No gate of the ops is: growth is taken out of
-// the state. With c(u) the sum of max(log(1 - phi), 0) over the tokens since the slot was last emptied (phi(0) = 1), the state times
-// exp(-c) has gates of at most 1 and writes phi exp(-c), and what is read is multiplied by exp(c), which is bounded, as every slot is
-// emptied once a cycle.
+// u = (t - rho r) mod rho m. The profile has negative side lobes, where the gate 1 - phi exceeds 1. The ops require gates of at most 1, so
+// the growth is factored out of the state: let c(u) be the sum of max(log(1 - phi), 0) over the tokens since the slot was last cleared
+// (phi(0) = 1). The state times exp(-c) then has gates of at most 1 and write weights phi exp(-c), and reads are multiplied by exp(c). c is
+// bounded because every slot is cleared once per cycle.
 struct Profile {
   at::Tensor write, log_alpha, rescale;  // [rho m], by u
 
   Profile(int64_t m, int64_t rho) {
     const int64_t cycle = rho * m;
     const at::Tensor u = at::arange(cycle, at::kDouble);
-    // The sum of cosines in closed form; sin(pi u / rho) with u modulo its period, so that whole slots are zeros to the last bits.
+    // The sum of cosines in closed form. In sin(pi u / rho), u is reduced modulo the period, so that the profile is zero up to rounding at
+    // whole slots.
     at::Tensor phi = at::sin(u.remainder(2 * rho) * (std::numbers::pi / static_cast<double>(rho))) /
                      (static_cast<double>(m) * at::sin(u * (std::numbers::pi / static_cast<double>(cycle))));
     phi[0] = 1.0;
@@ -63,7 +64,7 @@ class BlurryWindow final : public QkvMixer {
     const int64_t m = c_.slots - 1;
     const at::Tensor position = call.count_positions(position_);
     const at::Tensor u = (position.unsqueeze(-1) - c_.rho * at::arange(m, position.options())).remainder(c_.rho * m);  // [.., m]
-    // [.., H, M]: every head alike; the padding slot holds nothing, forgets nothing and is not read.
+    // [.., H, M], the same for every head. The padding slot is never written, has gate 1 and is masked in the softmax.
     const at::ScalarType type = at::promote_types(k.scalar_type(), at::kFloat);
     const auto slots = [&](const at::Tensor& table, double padding) {
       const at::Tensor rows = at::constant_pad_nd(table.to(u.device(), type).index({u}), {0, 1}, padding).unsqueeze(-2);

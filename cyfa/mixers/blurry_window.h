@@ -1,11 +1,12 @@
-// Blurry window attention (BLA), as the paper's appendix compares it: the gated slots of GSA with the Dirichlet profile of a fixed-rate
-// clock as write weights, inside the surroundings of the cyclic flow mixer.
+// Blurry window attention (BLA), the ablation in the paper's appendix: the gated slots of GSA, written with the Dirichlet profile of a
+// fixed-rate clock. Projections, norms and output gate are those of the cyclic flow mixer.
 #pragma once
 
 #include "cyfa/mixers/registry.h"
 
 namespace cyfa {
 
+// Reads the keys of this mixer; throws ConfigError for an invalid value.
 MixerFactory read_blurry_window(ConfigReader& config, const BackboneShape& backbone);
 
 }  // namespace cyfa

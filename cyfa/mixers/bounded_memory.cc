@@ -37,8 +37,8 @@ class BoundedMemory final : public QkvMixer {
       k = rotary(k, position);
     }
     const at::Tensor weight = split_heads(y[s_proj_], H).clamp(c_.clamp_min, c_.clamp_max).to(at::kDouble);
-    // A slot holds the mean of what was written to it, by weights exp(s): the mass Z_t = sum of exp(s_i) up to t makes that a recurrence
-    // with the gate Z_{t-1} / Z_t and the write exp(s_t) / Z_t. Both are at most 1. An empty slot has nothing to forget.
+    // A slot holds the mean of its writes with weights exp(s). With the mass Z_t, the sum of exp(s_i) for i <= t, this is a recurrence with
+    // gate Z_{t-1} / Z_t and write weight exp(s_t) / Z_t, both at most 1. The gate of an empty slot is set to 1.
     const auto [before, now] = log_mass(call, weight);
     const at::ScalarType type = at::promote_types(k.scalar_type(), at::kFloat);
     const at::Tensor log_alpha = at::where(before.isinf(), at::zeros_like(before), before - now).clamp_max(0).to(type);
@@ -52,7 +52,7 @@ class BoundedMemory final : public QkvMixer {
   }
 
  private:
-  // log Z before and after each token, [.., H, M].
+  // log Z before and after each token, [.., H, M]; updates the mass state.
   std::pair<at::Tensor, at::Tensor> log_mass(Call& call, const at::Tensor& s) const {
     const at::Tensor first = call.before(mass_);  // [N, H, M] or undefined
     if (call.is_step()) {
@@ -93,7 +93,7 @@ MixerFactory read_bounded_memory(ConfigReader& config, const BackboneShape& back
   c.slots = config.integer("num_slots", c.shape.K, 1, 1 << 20);
   c.rope = config.flag("use_rope", c.rope);
   if (c.rope && c.shape.K % 2 != 0) config.fail("expand_k", "heads of an even width: rotary positions turn pairs");
-  // Masses are kept as they are, not as logarithms: wider bounds would overflow them.
+  // The state stores masses, not their logarithms: wider bounds would overflow.
   c.clamp_min = config.number("clamp_min", c.clamp_min, -300, 300);
   c.clamp_max = config.number("clamp_max", c.clamp_max, c.clamp_min, 300);
   config.bookkeeping({"gate_low_rank_dim"});

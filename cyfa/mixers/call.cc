@@ -104,8 +104,8 @@ at::Tensor Call::preceding(const at::Tensor& values, std::optional<size_t> part)
   const at::Tensor old = rows_before(values, part), now = values.to(old.scalar_type());
   if (T == 0) return now;
   if (!cu_seqlens_) return at::cat({old.unsqueeze(1), now.narrow(1, 0, T - 1)}, 1);
-  // Row n is what sequence n begins with, row N + t token t: a token's predecessor is the row before its own, but for the first of a
-  // sequence.
+  // In the concatenation below, row n is the initial value of sequence n and row N + t is token t. The predecessor of token t is row
+  // N + t - 1, except for the first token of a sequence n, whose predecessor is row n.
   const at::Tensor n = lengths(), some = n.gt(0);
   const at::Tensor place =
       (at::arange(T, n.options()) + (n.size(0) - 1)).index_put({starts().index({some})}, at::arange(n.size(0), n.options()).index({some}));
@@ -134,7 +134,7 @@ void Call::after(size_t part, const at::Tensor& value) {
   }
 }
 
-// Sums are fp32, or fp64 in a model of fp64.
+// Initial states are passed to the ops in fp32, or in fp64 for fp64 activations.
 std::optional<at::Tensor> Call::initial(size_t part) const {
   if (initial_ == nullptr) return std::nullopt;
   return (*initial_)[part].to(at::promote_types(x_.scalar_type(), at::kFloat));

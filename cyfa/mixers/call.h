@@ -1,5 +1,6 @@
-// One call of a mixer. Whole sequences (x [B, T, D]) and one token each of several sequences (x [B, D], a decoding step) differ in how
-// projections, convolution and recurrence are computed, not in what they are: a mixer over this class is written once.
+// The inputs, weights and states of one invocation of a mixer. A forward over whole sequences (x [B, T, D]) and a decode step (one token of
+// each sequence, x [B, D]) compute projections, convolutions and recurrences differently. Call hides the difference, so a mixer has one
+// implementation for both.
 #pragma once
 
 #include "cyfa/mixers/mixer.h"
@@ -10,13 +11,15 @@
 
 namespace cyfa {
 
+// One invocation of a mixer: a forward over whole sequences or a decode step.
 class Call {
  public:
-  // Whole sequences, from `initial` or, where it is null, from an empty memory; it is never changed. With cu_seqlens, x is [1, T, D] and
-  // holds packed sequences. take_final_state() has a tensor for each of `parts` states once the mixer has run.
+  // Forward over whole sequences, starting from `initial`, or from an empty state if it is null; `initial` is never modified. With
+  // cu_seqlens, x is [1, T, D] and holds packed sequences. `parts` is the number of state tensors; take_final_state() returns one tensor
+  // for each after the mixer has run.
   Call(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens, const MixerState* initial, size_t parts)
       : w_(w), x_(x), cu_seqlens_(cu_seqlens), initial_(initial), final_(parts) {}
-  // A step; `state` is updated in place.
+  // Decode step; `state` is updated in place.
   Call(const Weights& w, const at::Tensor& x, MixerState& state) : w_(w), x_(x), state_(&state) {}
 
   bool is_step() const { return state_ != nullptr; }
@@ -24,13 +27,13 @@ class Call {
   const Weights& weights() const { return w_; }
   const at::Tensor& operator[](ParameterId id) const { return w_[id]; }
   const std::optional<at::Tensor>& cu_seqlens() const { return cu_seqlens_; }
-  // Each tensor owns its memory: it shares none with x, the initial state or what autograd keeps.
+  // The final states of a forward. Each tensor owns its storage: it shares none with x, the initial state or tensors saved by autograd.
   MixerState take_final_state();
 
-  // y times a weight [out, in] transposed, plus a bias, over the last dimension.
+  // y W^T + bias over the last dimension, with W [out, in].
   at::Tensor linear(const at::Tensor& y, ParameterId weight, std::optional<ParameterId> bias = std::nullopt) const;
 
-  // A projection of x, called by its weight.
+  // A projection of x, identified by its weight.
   struct Projection {
     Projection(ParameterId by, std::optional<ParameterId> plus = std::nullopt) : weight(by), bias(plus) {}
     static Projection without_gradient(ParameterId by) {
@@ -41,11 +44,12 @@ class Call {
 
     ParameterId weight;
     std::optional<ParameterId> bias;
-    bool stops_gradient = false;  // x takes no gradient from it
+    bool stops_gradient = false;  // no gradient flows back to x
   };
+  // The results of project(), looked up by weight.
   class Projections {
    public:
-    const at::Tensor& operator[](ParameterId weight);
+    const at::Tensor& operator[](ParameterId weight);  // throws std::logic_error for a weight that was not passed to project()
 
    private:
     friend class Call;
@@ -58,44 +62,46 @@ class Call {
     const Call& call_;
     std::vector<Entry> entries_;
   };
-  // Several projections of x. A step computes them in one sweep over x; of whole sequences each is computed here, in this order, or,
-  // with kOnUse, when it is first asked for, so that it takes no memory before.
+  // Several projections of x. A decode step computes them all in one batched call. A forward computes them here in the given order, or,
+  // with kOnUse, on first use, so that a result occupies no memory until it is needed.
   enum class When { kNow, kOnUse };
   Projections project(const std::vector<Projection>& projections, When when = When::kNow) const;
 
-  // ShortConv of y [.., width]; state `part` is its tail [taps - 1, width].
+  // Short convolution of y [.., width]. State `part` holds its last inputs, [taps - 1, width].
   at::Tensor short_conv(const at::Tensor& y, ParameterId weight, std::optional<ParameterId> bias, size_t part);
 
-  // State `part` counts the tokens seen: positions of this call's tokens, [B, T] or [B].
+  // Positions of this call's tokens, [B, T] or [B]. State `part` counts the tokens seen so far.
   at::Tensor positions(size_t part) const;
-  // The same, and counts them. Once in a call.
+  // The same, and advances the counter. Call at most once.
   at::Tensor count_positions(size_t part);
 
-  // Of values [B, T, X] of every token: those of the token before, and each sequence's last, [N, X] (in a step, of [B, X]). Where there is
-  // no such token they are state `part`, flattened, or zeros where no part is named.
+  // `values` [B, T, X] shifted by one token: each token gets its predecessor's value. The first token of a sequence gets state `part`
+  // (flattened), or zeros if there is no part or no initial state. Forward only.
   at::Tensor preceding(const at::Tensor& values, std::optional<size_t> part) const;
+  // The value of each sequence's last token, [N, X]; for an empty sequence, state `part` or zeros as above. In a step, `values` [B, X].
   at::Tensor last(const at::Tensor& values, std::optional<size_t> part) const;
-  at::Tensor starts() const;   // of packed sequences, [N]
-  at::Tensor lengths() const;  // tokens of each sequence, [N]
+  at::Tensor starts() const;   // first token of each packed sequence, [N]
+  at::Tensor lengths() const;  // number of tokens of each sequence, [N]
 
-  // An op of cyfa/ops/recurrence/table.h by its name, on state `part`: q [.., H, K] and so on, with or without the T dimension. States and
-  // borders of `in` are filled in here.
+  // Runs the op of cyfa/ops/recurrence/table.h with this name on state `part`. Inputs are q [.., H, K] and so on, without the T dimension
+  // in a step. `in.initial_state` and `in.cu_seqlens` are set here.
   at::Tensor recurrence(const char* op, size_t part, ops::RecurrenceInputs in, const ops::RecurrenceOptions& options = {});
-  // cyclic_flow on states part (keys), part + 1 (values) and part + 2 (clock). A step reads the readout by way of a table, which is made
-  // once for a set of weights and kept with weight `table`.
+  // cyclic_flow on states part (keys), part + 1 (values) and part + 2 (clock). A step uses a precomputed readout table, which is computed
+  // once per set of weights and cached under the weight `table`.
   at::Tensor cyclic_flow(size_t part, ops::CyclicFlowInputs in, const ops::CyclicFlowOptions& options, ParameterId table);
-  // Softmax attention on states part (keys), part + 1 (values), part + 2 (tokens seen).
+  // Softmax attention with the KV cache in states part (keys), part + 1 (values) and part + 2 (tokens seen).
   at::Tensor attention(size_t part, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window);
 
-  // State `part` for what no function above does: as it was before the call (undefined: zeros), and as it is after.
+  // Direct access to state `part`: before() reads its value before the call (undefined means zeros), after() sets its new value.
   at::Tensor before(size_t part) const;
   void after(size_t part, const at::Tensor& value);
-  // What after() left so far, of whole sequences.
+  // The states of a forward that have been computed so far.
   const MixerState& final_state() const { return final_; }
 
  private:
   std::optional<at::Tensor> initial(size_t part) const;
-  at::Tensor rows_before(const at::Tensor& values, std::optional<size_t> part) const;  // [N, X]
+  // State `part` flattened, or zeros, [N, X]: the value that precedes each sequence's first token.
+  at::Tensor rows_before(const at::Tensor& values, std::optional<size_t> part) const;
 
   const Weights& w_;
   at::Tensor x_;

@@ -45,7 +45,7 @@ std::optional<int64_t> ConfigReader::integer_or_null(const std::string& key, int
   if (value == nullptr) return std::nullopt;
   const std::string wanted = "an integer from " + std::to_string(least) + " to " + std::to_string(most);
   if (!value->is_number()) fail(key, wanted);
-  const auto number = value->get<double>();  // 1.0 is an integer too
+  const auto number = value->get<double>();  // 1.0 is accepted as an integer
   if (std::floor(number) != number || number < static_cast<double>(least) || number > static_cast<double>(most)) fail(key, wanted);
   return resolve(key, value->get<int64_t>());
 }

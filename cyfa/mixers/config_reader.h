@@ -1,4 +1,4 @@
-// Reads a Hugging Face config.json key by key, and knows at the end which keys nobody asked for.
+// Typed access to the keys of a Hugging Face config.json. Tracks which keys were read, so that unknown keys can be rejected.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,20 @@ namespace cyfa {
 
 using Json = nlohmann::ordered_json;
 
-// A config that cannot be used; names the key, what came and what was wanted.
+// An invalid config. The message names the key, its value and what was expected.
 class ConfigError : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
 };
 
+// Reads one JSON object, which must outlive the reader.
 class ConfigReader {
  public:
-  // `where`: what stands before a key in errors, for an object inside another: "attn.".
+  // `where` is a prefix for keys in error messages, for a nested object: "attn.".
   explicit ConfigReader(const Json& config, std::string where = "");
 
-  // An absent key, or null, gives the default.
+  // Typed getters. An absent or null key gives the default `otherwise` (or nullopt). A value of the wrong type or outside [least, most]
+  // throws ConfigError.
   int64_t integer(const std::string& key, int64_t otherwise, int64_t least, int64_t most);
   std::optional<int64_t> integer_or_null(const std::string& key, int64_t least, int64_t most);
   double number(const std::string& key, double otherwise, double least, double most);
@@ -33,25 +35,26 @@ class ConfigReader {
   std::pair<double, double> range(const std::string& key, double low, double high);  // a list of two; infinity as {"__float__": "Infinity"}
   bool flag(const std::string& key, bool otherwise);
   std::string word(const std::string& key, const std::string& otherwise, const std::vector<std::string>& allowed);
-  const Json* object(const std::string& key);  // null where absent
-  const Json* list(const std::string& key);    // null where absent
+  const Json* object(const std::string& key);  // null if absent
+  const Json* list(const std::string& key);    // null if absent
 
-  // Keys that origins have and of which this program can do one value alone; absent and null are that value too.
+  // Declares a key of which only one value is supported. Absent and null are accepted as that value; any other throws ConfigError.
   void only(const std::string& key, const Json& value);
 
-  // Keys that change nothing here, and are kept as they are.
+  // Declares keys that are accepted and have no effect.
   void bookkeeping(const std::vector<std::string>& keys);
 
+  // Throws ConfigError for `key`, saying what was wanted instead of its value.
   [[noreturn]] void fail(const std::string& key, const std::string& wanted) const;
 
-  const std::set<std::string>& known() const { return known_; }
-  std::vector<std::string> unknown() const;  // keys that nobody asked for
-  void refuse_unknown() const;               // throws ConfigError where there are any
-  // Every key that was asked for with the value that counts: the config's own, or the default.
+  const std::set<std::string>& known() const { return known_; }  // all keys that were read or declared
+  std::vector<std::string> unknown() const;                      // keys of the config that were neither read nor declared
+  void refuse_unknown() const;                                   // throws ConfigError if there are any
+  // Every key that was read, with its effective value: the config's or the default.
   const Json& resolved() const { return resolved_; }
 
  private:
-  const Json* find(const std::string& key);
+  const Json* find(const std::string& key);  // marks the key as known; null if it is absent or null
 
   template <class T>
   T resolve(const std::string& key, T value) {

@@ -48,13 +48,13 @@ class CyclicFlowMixer final : public QkvMixer {
     return call.linear(ops::gated_rms_norm(o, call[s_.o_norm], s_.output_eps(), gate.view(o.sizes())).flatten(-2), s_.o_proj);
   }
 
-  // Clock increments and gates over all tokens; slots and reading at the last one.
+  // Statistics of clock increments and gates over all tokens; slot occupancy and read entropy after the last token.
   Figures health(Call& call) const override {
     if (call.x().numel() == 0) return {};
     Projected y = projected(call);
     flow(call, y);
     const at::Tensor delta = y.in.delta.to(at::kDouble), beta = y.in.beta.to(at::kDouble), alpha = y.in.log_alpha.to(at::kDouble).exp();
-    // 1: all slots hold as much as one another; 1 / m: one slot holds everything.
+    // Participation ratio: 1 if all slots have the same energy, 1 / m if one slot has all of it.
     const at::Tensor energy = view(call.final_state())->energy;
     const at::Tensor spread = energy.sum(-1).square() / (energy.square().sum(-1).clamp_min(1e-300) * static_cast<double>(energy.size(-1)));
     const auto number = [](const at::Tensor& value) { return value.item<double>(); };
@@ -69,20 +69,20 @@ class CyclicFlowMixer final : public QkvMixer {
     return MemoryView{state[s_.clock], ops::cyclic_flow_slots(state[s_.values].to(at::kDouble), state[s_.clock]).square().sum(-1)};
   }
 
-  // The stages of docs/operator.md for chunks of 64 tokens.
+  // Sum over the stages of docs/operator.md, with chunks of 64 tokens.
   double flops_per_token() const override {
     const auto C = 64.0, K = static_cast<double>(c_.shape.K), V = static_cast<double>(c_.shape.V), M = static_cast<double>(c_.slots);
     return 2.0 * static_cast<double>(c_.shape.heads) * (C * K + C * M + K * M + 2 * M * M + C * M + C * V + M * V + M * (K + V));
   }
 
  private:
-  // What the operator takes, and the projections that are left.
+  // The operator's inputs and the remaining projections.
   struct Projected {
     Qkv qkv;
     ops::CyclicFlowInputs in;
   };
 
-  // Projections of whole sequences are computed when they are used: the output gate's need no memory while the operator runs.
+  // In a forward, projections are computed on first use, so that the output gate occupies no memory while the operator runs.
   Projected projected(Call& call) const {
     std::vector<Call::Projection> others = {s_.gate_first, s_.b_proj};
     if (!c_.constant_clock) others.push_back(c_.clock_stop_gradient ? Call::Projection::without_gradient(s_.d_proj) : s_.d_proj);
@@ -111,14 +111,14 @@ class CyclicFlowMixer final : public QkvMixer {
     return call.cyclic_flow(s_.keys, y.in, options, s_.o_norm);
   }
 
-  // What the sigmoid turns into the increment of a clock that no token moves, [H].
+  // Logits [H] of the increments of a "constant" or "fixed" clock.
   at::Tensor constant_clock(Call& call) const {
     if (c_.rho == 0) return call[s_.d_bias];
     const double rate = 1 / c_.rho;
     return at::full({c_.shape.heads}, std::log(rate / (1 - rate)), call[s_.o_norm].options());
   }
 
-  // Entropy of the last token's reading over the slots, as a share of the largest there can be.
+  // Entropy of the last token's read weights over the slots, relative to its maximum.
   double read_entropy(const ops::CyclicFlowInputs& in, const MixerState& state) const {
     at::Tensor q = in.q.select(1, in.q.size(1) - 1).to(at::kDouble);
     if (c_.qk_norm) q = q * at::rsqrt(q.square().mean(-1, true) + c_.backbone.norm_eps) * in.q_norm_weight->to(at::kDouble);

@@ -9,7 +9,7 @@ struct Config : QkvConfig {
   std::string activation = {};  // qk_activation
   bool sum_norm = false;        // qk_norm: "l2" or "sum"
   bool beta = true;             // use_beta
-  double beta_factor = 1;       // 2 where allow_neg_eigval
+  double beta_factor = 1;       // factor on the write strength: 2 with allow_neg_eigval
   bool gate = false;            // use_gate
 };
 

@@ -7,7 +7,7 @@ namespace {
 
 struct Config : QkvConfig {
   std::string feature_map = {};
-  bool columns = false;  // the gate is on the columns of the state: use_gv
+  bool columns = false;  // use_gv: gate the columns of the state instead of the rows
   int64_t rank = 16;     // gate_low_rank_dim
   double normalizer = 16;
   std::optional<double> clamp_min = {};

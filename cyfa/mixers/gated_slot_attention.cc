@@ -30,7 +30,7 @@ class GatedSlotAttention final : public QkvMixer {
     const at::Tensor o =
         memory_.read(call, feature_map(c_.feature_map, split_heads(y.q, c_.shape.heads)), feature_map(c_.feature_map, shared(y.k)),
                      ops::silu(shared(y.v)), one_minus_exp(log_alpha), log_alpha, 1);
-    constexpr double kEps = 1e-5;  // of the origin's fused norm, whatever norm_eps says
+    constexpr double kEps = 1e-5;  // the original implementation's fused norm ignores norm_eps
     return call.linear(ops::rms_norm(ops::silu(join_heads(o)), call[norm_], kEps), o_proj_);
   }
 

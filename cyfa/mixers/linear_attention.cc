@@ -10,7 +10,7 @@ struct Config : QkvConfig {
   bool norm_q = false, norm_k = false;
 };
 
-// q or k as features: the product of two affine maps, or a fixed function.
+// The feature map of q or k: the elementwise product of two affine maps, or a fixed function.
 struct Features {
   ParameterId first = 0, first_bias = 0, second = 0, second_bias = 0;
 };

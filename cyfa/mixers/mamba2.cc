@@ -58,7 +58,7 @@ class Mamba2 final : public Mixer {
   double flops_per_token() const override { return linear_attention_flops(c_.heads, c_.N, c_.P); }
 
  private:
-  // RMSNorm of each group and the gate, in the origin's order.
+  // RMSNorm per group and the gate, in the order of the original implementation.
   at::Tensor normed(Call& call, const at::Tensor& y, const at::Tensor& z) const {
     const auto norm = [&](const at::Tensor& x) {
       const int64_t G = c_.groups;

@@ -8,13 +8,14 @@ namespace cyfa {
 namespace {
 
 struct Config : MambaConfig {
-  int64_t rank = 1;  // mimo_rank where is_mimo
+  int64_t rank = 1;  // mimo_rank if is_mimo
   bool mimo = false;
   int64_t angles = 32;  // rotated pairs: state_size * rope_fraction / 2
   double A_floor = 1e-4;
 };
 
-// S_t = a_t S_{t-1} + sum over r of a_t (1 - lambda_t) dt_t k_{t-1,r} v_{t-1,r}^T + c_t k_{t,r} v_{t,r}^T with c = lambda dt.
+// The recurrence is S_t = a_t S_{t-1} + sum over r of a_t (1 - lambda_t) dt_t k_{t-1,r} v_{t-1,r}^T + c_t k_{t,r} v_{t,r}^T, with
+// c = lambda dt.
 class Mamba3 final : public Mixer {
  public:
   Mamba3(const Config& c, const ParameterScope& scope) : c_(c) {
@@ -72,7 +73,7 @@ class Mamba3 final : public Mixer {
   double flops_per_token() const override { return static_cast<double>(c_.rank) * linear_attention_flops(c_.heads, c_.N, c_.P); }
 
  private:
-  // Of each token: q, k [.., R, H, N], v [.., R, H, P], x [.., H, P]; the others [.., H]. `own` is c, `next` is (1 - lambda) dt.
+  // Per token: q and k [.., R, H, N], v [.., R, H, P], x [.., H, P], the others [.., H]. `own` is c and `next` is (1 - lambda) dt.
   struct Tokens {
     at::Tensor q, k, v, x, dt, log_alpha, own, next;
   };
@@ -81,12 +82,12 @@ class Mamba3 final : public Mixer {
     return call[id].transpose(0, 1).to(like.scalar_type());
   }  // [R, H, ..]
 
-  // x [.., H, P] to its ranks [.., R, H, P].
+  // Expands x [.., H, P] to all ranks, [.., R, H, P].
   at::Tensor ranks(Call& call, const at::Tensor& x, ParameterId projection) const {
     return c_.mimo ? x.unsqueeze(-3) * by_rank(call, projection, x) : x.unsqueeze(-3);
   }
 
-  // cos and sin of angles [.., H, angles] for all N / 2 pairs, [.., 1, H, N / 2]: those without an angle stay as they are.
+  // cos and sin of angles [.., H, angles], padded to all N / 2 pairs, [.., 1, H, N / 2]. Pairs without an angle are not rotated.
   std::pair<at::Tensor, at::Tensor> turn(const at::Tensor& angle, at::ScalarType type) const {
     const auto all = [&](const at::Tensor& x, double rest) {
       return at::constant_pad_nd(x.to(type), {0, c_.N / 2 - c_.angles}, rest).unsqueeze(-3);
@@ -94,7 +95,8 @@ class Mamba3 final : public Mixer {
     return {all(at::cos(angle), 1), all(at::sin(angle), 0)};
   }
 
-  // B or C [.., R * G * N]: norm, a bias of each head and rank, rotation. SISO turns neighbours, MIMO halves.
+  // Applies the norm, the bias per head and rank, and the rotation to B or C [.., R * G * N]. SISO rotates adjacent elements (2 i, 2 i +
+  // 1); MIMO rotates pairs (i, i + N / 2).
   at::Tensor turned(Call& call, const at::Tensor& x, ParameterId norm, ParameterId bias,
                     const std::pair<at::Tensor, at::Tensor>& by) const {
     const at::Tensor normed = ops::rms_norm(split_heads(split_heads(x, c_.rank), c_.groups), call[norm], kNormEps);  // [.., R, G, N]
@@ -108,7 +110,7 @@ class Mamba3 final : public Mixer {
     return at::stack({a * cos - b * sin, a * sin + b * cos}, axis).flatten(-2).to(y.scalar_type());
   }
 
-  // Angles after each token, modulo a turn, from the increments [.., H, angles].
+  // Cumulative angles after each token, from the increments [.., H, angles]. The state is kept modulo 2 pi.
   at::Tensor accumulate(Call& call, const at::Tensor& increment) const {
     constexpr double kTurn = 2 * std::numbers::pi;
     const at::Tensor first = call.before(angle_);
@@ -128,8 +130,9 @@ class Mamba3 final : public Mixer {
     return sum;
   }
 
-  // What a token reads of earlier ones is a pass of the op in which its place holds the writes of the token before it: w = c of that token
-  // and (1 - lambda) dt of this one, decayed by this one. What it wrote itself is added, and at the end goes into the state.
+  // Forward. What token t reads from earlier tokens is computed by the op with all writes shifted by one token: position t holds the write
+  // of token t - 1 with weight (c_{t-1} + (1 - lambda_t) dt_t) a_t. The token's own write is added to the output separately, and the last
+  // token's own write is added to the final state.
   at::Tensor read_memory(Call& call, const Tokens& t) const {
     const int64_t B = t.q.size(0), T = t.q.size(1), H = c_.heads, R = c_.rank, N = c_.N, P = c_.P;
     const auto each_rank = [](const at::Tensor& x, at::ScalarType type) {
@@ -139,7 +142,7 @@ class Mamba3 final : public Mixer {
     const at::Tensor x = call.preceding(t.x.flatten(-2), last_x_).view({B, T, H, P}).to(t.x.scalar_type());
     const at::Tensor weight = (call.preceding(t.own, std::nullopt) + t.next) * at::exp(t.log_alpha);
     const at::Tensor v = ranks(call, x, mimo_x_) * each_rank(weight, x.scalar_type());
-    const at::Tensor first_rank = at::constant_pad_nd(t.log_alpha.unsqueeze(2), {0, 0, 0, R - 1}, 0);  // a token decays once
+    const at::Tensor first_rank = at::constant_pad_nd(t.log_alpha.unsqueeze(2), {0, 0, 0, R - 1}, 0);  // decay once per token
     ops::RecurrenceInputs in;
     in.q = t.q.reshape({B, T * R, H, N});
     in.k = k.reshape({B, T * R, H, N});
@@ -151,7 +154,7 @@ class Mamba3 final : public Mixer {
     ops::RecurrenceOptions options;
     options.scale = 1;
     const ops::RecurrenceOutput out = ops::run_recurrence(ops::recurrence_of("scalar_gated_la"), in, options);
-    // A rank sees those before it of the token before; the others are added here.
+    // With ranks interleaved as tokens, rank r of a token sees only ranks <= r of the shifted write; the ranks > r are added here.
     const at::Tensor q = t.q.transpose(2, 3);  // [B, T, H, R, N]
     const auto read = [&](const at::Tensor& keys, const at::Tensor& values, const at::Tensor& mask) {
       const at::Tensor scores = at::matmul(q, keys.transpose(2, 3).transpose(-1, -2));
@@ -167,7 +170,7 @@ class Mamba3 final : public Mixer {
     return o;
   }
 
-  // Writes of the last token, then of this one, each a rank at a time; then the reads. A key of zeros leaves the memory as it is.
+  // Decode step: writes the previous token, then the current one, one rank at a time; then reads. A zero key leaves the state unchanged.
   at::Tensor step_memory(Call& call, const Tokens& t) const {
     const int64_t R = c_.rank;
     ops::RecurrenceOptions options;

@@ -56,7 +56,7 @@ ParameterId ParameterScope::other(const std::string& name, std::vector<int64_t> 
 
 void initialise(const Init& init, at::Tensor& parameter, at::Generator generator) {
   const at::NoGradGuard no_grad;
-  // Drawn in fp32 on the CPU, so that a seed gives the same model on every device and in every type.
+  // Draw in fp32 on the CPU, so that a seed gives the same model on every device and in every type.
   const at::Tensor values = at::empty(parameter.sizes(), at::kFloat);
   switch (init.kind) {
     case Init::Kind::kNormal: values.normal_(0, init.value, generator); break;

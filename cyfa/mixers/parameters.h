@@ -1,5 +1,5 @@
-// The table of a model's parameters: one row each, with all there is to know about it. Construction, initialisation, optimizer groups,
-// loading, saving and documentation read this table and nothing else.
+// The parameter table of a model: one row per parameter with its name, shape, initialisation, role and weight decay. It is the only source
+// for construction, initialisation, optimizer groups, loading, saving and documentation.
 #pragma once
 
 #include <torch/types.h>
@@ -10,16 +10,16 @@
 
 namespace cyfa {
 
-// How a parameter begins.
+// How a parameter is initialised.
 struct Init {
   enum class Kind {
-    kNormal,  // N(0, value)
+    kNormal,  // normal with mean 0 and standard deviation `value`
     kZeros,
     kConstant,    // value
-    kIdentity,    // an identity matrix per leading index
+    kIdentity,    // an identity matrix for each leading index
     kLogUniform,  // log of U(low, value)
     kUniform,     // U(-value, value)
-    kTimeStep,    // inverse softplus of exp(U(log .001, log .1)), at least 1e-4
+    kTimeStep,    // inverse softplus of max(exp(U(log .001, log .1)), 1e-4)
   };
   Kind kind = Kind::kZeros;
   double value = 0;
@@ -37,11 +37,13 @@ struct Init {
   std::string text() const;  // "normal(0.02)", "zeros"
 };
 
+// What a parameter is used for; decides its type during computation.
 enum class Role {
-  kMatrix,  // an operand of matrix products: takes weight decay and the compute type
-  kOther,   // norms, biases, gates, convolutions: stays in fp32 while computing
+  kMatrix,  // operand of matrix products: converted to the compute type; has weight decay
+  kOther,   // norms, biases, gates, convolutions: always computed in fp32
 };
 
+// One row of the table.
 struct ParameterSpec {
   std::string name;  // in checkpoints
   std::vector<int64_t> shape;
@@ -52,13 +54,14 @@ struct ParameterSpec {
   int64_t numel() const;
 };
 
-// A parameter's place in the table, and in every list of tensors that follows it.
+// A parameter's index in the table, and in every list of tensors in table order.
 using ParameterId = size_t;
 
+// An append-only list of parameters with unique names.
 class ParameterTable {
  public:
-  ParameterId add(ParameterSpec spec);  // throws std::logic_error for a name that is taken
-  // The rows of another table under a common prefix; returns the place of the first.
+  ParameterId add(ParameterSpec spec);  // throws std::logic_error for a duplicate name
+  // Appends the rows of another table with a common prefix; returns the id of the first.
   ParameterId append(const std::string& prefix, const ParameterTable& other);
   const std::vector<ParameterSpec>& specs() const { return specs_; }
   int64_t numel() const;
@@ -73,7 +76,8 @@ class ParameterScope {
  public:
   ParameterScope(ParameterTable& table, std::string prefix) : table_(table), prefix_(std::move(prefix)) {}
 
-  ParameterId matrix(const std::string& name, std::vector<int64_t> shape, Init init) const;  // weight decay
+  // A Role::kMatrix with weight decay, and a Role::kOther.
+  ParameterId matrix(const std::string& name, std::vector<int64_t> shape, Init init) const;
   ParameterId other(const std::string& name, std::vector<int64_t> shape, Init init, bool weight_decay = false) const;
   ParameterScope sub(const std::string& name) const { return {table_, prefix_ + name + "."}; }
 
@@ -82,7 +86,7 @@ class ParameterScope {
   std::string prefix_;
 };
 
-// Fills `parameter` in place; `generator` decides the draws.
+// Fills `parameter` in place with values drawn from `generator`.
 void initialise(const Init& init, at::Tensor& parameter, at::Generator generator);
 
 }  // namespace cyfa

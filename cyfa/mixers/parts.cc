@@ -9,8 +9,9 @@ namespace {
 
 bool recorded(const at::Tensor& x) { return at::GradMode::is_enabled() && x.requires_grad(); }
 
-// Torch's vector and scalar code differ in the last bit, and which of them an element meets depends on the batch. Hence a loop of our own,
-// in double, where nothing is recorded on a CPU.
+// Applies `exact` to each element in double if x is fp32 on the CPU and needs no gradient; otherwise applies `torch`. Torch's vectorized
+// and scalar code differ in the last bit, and which one processes an element depends on the batch; this loop makes results independent of
+// it.
 template <class F, class G>
 at::Tensor each(const at::Tensor& x, const F& torch, const G& exact) {
   const at::Tensor wide = x.to(at::promote_types(x.scalar_type(), at::kFloat));
@@ -25,7 +26,7 @@ at::Tensor each(const at::Tensor& x, const F& torch, const G& exact) {
 }
 
 constexpr double kChunk = 64;
-constexpr int64_t kMostHeads = 1 << 20;  // far above any real config
+constexpr int64_t kMostHeads = 1 << 20;  // far beyond any real config
 
 }  // namespace
 
@@ -75,7 +76,7 @@ at::Tensor tanh_gate(const at::Tensor& x) {
 
 at::Tensor l2_norm(const at::Tensor& x) {
   constexpr double kEps = 1e-6;
-  const auto width = static_cast<double>(x.size(-1));  // a sum is the width times a mean
+  const auto width = static_cast<double>(x.size(-1));  // rms_norm divides by the mean of squares, not by their sum
   const at::Tensor weight = at::full({x.size(-1)}, 1 / std::sqrt(width), x.options().dtype(at::promote_types(x.scalar_type(), at::kFloat)));
   return ops::rms_norm(x, weight, kEps / width);
 }
@@ -146,7 +147,7 @@ MambaConfig MambaConfig::read(ConfigReader& config, const BackboneShape& backbon
   c.groups = read_groups(config, "n_groups", c.heads, 1);
   c.bias = config.flag("use_bias", c.bias);
   c.rescale = config.flag("rescale_prenorm_residual", c.rescale);
-  config.only("dt_min", 0.001);  // of the first time steps
+  config.only("dt_min", 0.001);  // the range of initial time steps, as in Init::time_step()
   config.only("dt_max", 0.1);
   config.only("dt_init_floor", 1e-4);
   config.bookkeeping({"chunk_size", "residual_in_fp32"});

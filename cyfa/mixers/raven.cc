@@ -8,7 +8,7 @@ namespace {
 struct Config : QkvConfig {
   int64_t slots = 64, topk = 32;
   std::string feature_map = {};
-  bool scalar_decay = true;    // decay_type: "Mamba2", or "GLA" for a gate of each slot's own
+  bool scalar_decay = true;    // decay_type: "Mamba2", or "GLA" for one gate per slot
   bool mlp_router = false;     // router_type
   bool sigmoid_router = true;  // router_score
   bool rope = false;
@@ -84,7 +84,7 @@ class Raven final : public QkvMixer {
   }
 
  private:
-  // Shares of the topk slots that the router likes best, 0 for the others: [.., G, M].
+  // Routing weights of the top-k slots, 0 for the others: [.., G, M].
   at::Tensor routed(const at::Tensor& router) const {
     const at::Tensor wide = router.to(at::promote_types(router.scalar_type(), at::kFloat));
     const at::Tensor scores = c_.sigmoid_router ? ops::sigmoid_gate(wide) : at::softmax(wide, -1);
@@ -117,7 +117,7 @@ MixerFactory read_raven(ConfigReader& config, const BackboneShape& backbone) {
   c.output_gate = config.flag("use_output_gate", c.output_gate);
   c.normalizer = config.number("gate_logit_normalizer", c.normalizer, 1e-3, 1e6);
   config.only("bias_rmm", false);
-  config.only("add_gumbel_noise", false);  // noise of the router while it trains
+  config.only("add_gumbel_noise", false);  // router noise in training
   fla_bookkeeping(config);
   return factory_of<Raven>(c);
 }

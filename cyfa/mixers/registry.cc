@@ -46,7 +46,7 @@ BackboneLayout mamba_layout() {
 constexpr const char* kFla = "flash-linear-attention 0.6.0";
 constexpr const char* kTransformers = "transformers";
 
-// Model type, architecture, layout, reader; then the facts: about, recurrence, state, cost, reference, origin.
+// Fields: model_type, architecture, layout, read; then the facts: about, recurrence, state, cost, reference, origin.
 std::deque<MixerKind>& all_kinds() {
   static std::deque<MixerKind> kinds = {
       {"cyclic_flow_attention",

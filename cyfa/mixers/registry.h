@@ -1,4 +1,4 @@
-// Every mixer there is, one line each, and those that a program adds. A model's config names one of them by its model_type.
+// The registry of mixer kinds: the built-in ones and those registered by a program. A model's config selects one by its model_type.
 #pragma once
 
 #include <deque>
@@ -13,40 +13,42 @@
 
 namespace cyfa {
 
-// What a mixer knows of the backbone it stands in.
+// The backbone's dimensions and defaults that a mixer needs.
 struct BackboneShape {
   int64_t hidden_size = 0;
   int64_t layers = 0;
-  int64_t context = 2048;  // max_position_embeddings: the trained context
+  int64_t context = 2048;  // max_position_embeddings: context length in training
   double norm_eps = 1e-6;
   double initializer_range = 0.02;
 };
 
-// How a family of checkpoints speaks of the parts around the mixer: tensor names first, then config keys.
+// Names that a family of checkpoints uses for the parts around the mixer: tensor names first, then config keys.
 struct BackboneLayout {
   std::string root = "model", layers = "layers", embeddings = "embeddings", mixer = "attn", mixer_norm = "attn_norm", mlp = "mlp",
               mlp_norm = "mlp_norm", norm = "norm", head = "lm_head";
   std::string norm_eps_key = "norm_eps";
-  double norm_eps = 1e-6;  // where the key is absent
+  double norm_eps = 1e-6;  // default of that key
   std::string mlp_width_key = "intermediate_size";
-  enum class Mlp { kByRatio, kGiven, kOptional };  // absent width: by hidden_ratio; an error; blocks without an MLP
+  // If mlp_width_key is absent: derive the width from hidden_ratio; throw; have no MLP.
+  enum class Mlp { kByRatio, kGiven, kOptional };
   Mlp mlp_width = Mlp::kByRatio;
-  bool trains_padding = false;  // the padding token's embedding takes gradients like any other
+  bool trains_padding = false;  // the padding token's embedding is trained like any other
 };
 
 // Declares a layer's parameters in a scope and returns the mixer that uses them.
 using MixerFactory = std::function<std::unique_ptr<Mixer>(const ParameterScope& scope)>;
 
-// What there is to say of a mixer, for `cyfa models --kinds` and docs/baselines.md.
+// Facts about a mixer, for `cyfa models --kinds` and docs/baselines.md.
 struct MixerFacts {
   std::string about;       // one line
-  std::string recurrence;  // in the letters of docs/notation.md
-  std::string state;       // numbers a layer and sequence
-  std::string cost;        // of training, as the paper's Table 1 ranks it
-  std::string reference;   // who published it
-  std::string origin;      // whose checkpoints it reads and writes
+  std::string recurrence;  // in the notation of docs/notation.md
+  std::string state;       // state elements per layer and sequence
+  std::string cost;        // training cost, as ranked in the paper's Table 1
+  std::string reference;   // publication
+  std::string origin;      // project whose checkpoints it reads and writes
 };
 
+// One kind of mixer.
 struct MixerKind {
   std::string model_type;    // of config.json
   std::string architecture;  // of config.json
@@ -55,13 +57,14 @@ struct MixerKind {
   MixerFacts facts;
 };
 
+// All kinds.
 const std::deque<MixerKind>& mixer_kinds();
 
-// Adds a kind from outside this library, before configs that name it are read; not safe beside other calls here. Throws
-// std::invalid_argument for a model_type that there is already.
+// Adds a kind. Call it before reading configs that name the kind; it is not thread-safe. Throws std::invalid_argument if the model_type
+// exists already.
 void register_mixer(MixerKind kind);
 
-// Throws ConfigError that lists what there is.
+// Looks up a kind. An unknown model_type throws a ConfigError that lists all kinds.
 const MixerKind& mixer_kind(const std::string& model_type);
 
 }  // namespace cyfa

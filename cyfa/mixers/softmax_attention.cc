@@ -9,9 +9,9 @@ struct Config {
   BackboneShape backbone;
   int64_t heads = 32, groups = 32;  // num_attention_heads, num_key_value_heads
   int64_t width = 64;               // head_dim
-  int64_t window = 0;               // sliding_window; 0: none
+  int64_t window = 0;               // sliding_window; 0 for full attention
   double theta = 10000;             // rope_theta
-  bool bias = false;                // of q, k and v: qkv_bias
+  bool bias = false;                // qkv_bias: bias of the q, k and v projections
 };
 
 class SoftmaxAttention final : public Mixer {
@@ -44,7 +44,7 @@ class SoftmaxAttention final : public Mixer {
     return call.linear(join_heads(o), o_proj_);
   }
 
-  // Scores and values of half of the context, or of the window.
+  // Scores and weighted values over half of the context (the causal average), or over the window.
   double flops_per_token() const override {
     const auto seen = static_cast<double>(c_.window > 0 ? std::min(c_.window, c_.backbone.context) : c_.backbone.context / 2);
     return 4.0 * static_cast<double>(c_.heads * c_.width) * seen;
@@ -65,7 +65,7 @@ Config read_config(ConfigReader& config, const BackboneShape& backbone) {
   c.groups = read_groups(config, "num_key_value_heads", c.heads);
   c.width = config.integer("head_dim", backbone.hidden_size / c.heads, 1, kMost);
   if (c.width % 2 != 0) config.fail("head_dim", "an even width: rotary positions turn pairs");
-  // The base of the rotary positions stands alone in older configs, in rope_parameters in newer ones.
+  // The rotary base is a top-level key in older configs and a member of rope_parameters in newer ones.
   c.theta = config.number("rope_theta", c.theta, 1e-3, 1e12);
   if (const Json* rope = config.object("rope_parameters")) {
     ConfigReader inner(*rope);

@@ -1,4 +1,4 @@
-// The tensors of a ParameterTable in the types in which they are computed with.
+// The tensors of a ParameterTable, in the types used for computation.
 #pragma once
 
 #include <torch/types.h>
@@ -12,7 +12,7 @@
 
 namespace cyfa {
 
-// Cheap to copy: copies and slices share the tensors and keep them alive. The tensors never change, so any number of threads may read.
+// Immutable and cheap to copy: copies and slices share the tensors and keep them alive. Safe to read from any number of threads.
 class Weights {
  public:
   Weights() = default;
@@ -21,11 +21,11 @@ class Weights {
   size_t size() const { return count_; }
   const at::Tensor& operator[](ParameterId id) const { return shared_->tensors[first_ + id]; }
 
-  // The weights of a part whose own table begins at `first`: a layer's, of a model's.
+  // `count` weights from `first` on, renumbered from 0: a layer's weights out of a model's.
   Weights slice(ParameterId first, size_t count) const;
 
-  // What `make` makes of weight `id`, computed once for all copies and slices; one such tensor a weight. For tensors that decoding derives
-  // from weights alone, such as a readout's table; not differentiable.
+  // Returns make(weight id). The result is computed once and cached for all copies and slices, one tensor per weight. For tensors that
+  // decoding derives from the weights alone, such as a readout table. Not differentiable.
   at::Tensor once(ParameterId id, const std::function<at::Tensor(const at::Tensor&)>& make) const;
 
  private:

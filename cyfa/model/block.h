@@ -1,7 +1,7 @@
-// One layer of a language model: x + mixer(norm(x)), then, where there is an MLP, x + SwiGLU(norm(x)).
+// One layer of a language model: x + mixer(norm(x)), then x + SwiGLU(norm(x)) if the layer has an MLP.
 //
-// A block has a table of parameters of its own, with names relative to the layer, so that a front end may hold one by itself; a model
-// strings the tables of its blocks together. Blocks are descriptions, as mixers are: equal layers share one.
+// A block has its own parameter table, with names relative to the layer, so it can be used on its own; a model concatenates the tables of
+// its blocks. Like mixers, blocks hold no tensors: identical layers share one.
 #pragma once
 
 #include <memory>
@@ -11,13 +11,15 @@
 
 namespace cyfa {
 
+// What a block is built from.
 struct BlockConfig {
   BackboneShape shape;
   BackboneLayout names;
-  int64_t intermediate_size = 0;  // of the MLP; 0: none
+  int64_t intermediate_size = 0;  // width of the MLP; 0 for no MLP
   MixerFactory mixer;
 };
 
+// One layer.
 class Block {
  public:
   explicit Block(const BlockConfig& config);
@@ -26,21 +28,23 @@ class Block {
   const Mixer& mixer() const { return *mixer_; }
   bool has_mlp() const { return has_mlp_; }
   double norm_eps() const { return norm_eps_; }
-  // Parameters around the mixer, for engines that fuse them; all but the first where has_mlp().
+  // Parameters around the mixer, for engines that fuse them. All but mixer_norm are valid only if has_mlp().
   struct Ids {
     ParameterId mixer_norm = 0, mlp_norm = 0, gate = 0, up = 0, down = 0;
   };
   const Ids& ids() const { return ids_; }
 
+  // The empty state of `sequences` sequences.
   MixerState initial_state(int64_t sequences, at::Device device) const;
 
-  // Whole sequences, x [B, T, D], or packed ones with cu_seqlens. `initial` may be null and is never changed. Differentiable.
+  // Forward over x [B, T, D], or over packed sequences [1, T, D] with cu_seqlens. `initial` and `final_state` may be null; `initial` is
+  // never modified. Differentiable.
   at::Tensor forward(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens, const MixerState* initial,
                      MixerState* final_state) const;
-  // One token for each of B sequences, x [B, D]; `state` is updated in place. Without autograd.
+  // Decode step: one token of each of B sequences, x [B, D]; `state` is updated in place. No autograd.
   at::Tensor step(const Weights& w, const at::Tensor& x, MixerState& state) const;
 
-  // How the mixer uses its memory on x [B, T, D].
+  // Mixer::health() on x [B, T, D].
   Figures health(const Weights& w, const at::Tensor& x) const;
 
  private:

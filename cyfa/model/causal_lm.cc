@@ -25,7 +25,7 @@ CausalLM::CausalLM(ModelConfig config) : config_(std::move(config)) {
   const ParameterScope top(table_, "");
   const ParameterScope root = top.sub(names.root);
   embeddings_ = root.matrix(names.embeddings + ".weight", {config_.vocab_size, shape.hidden_size}, normal);
-  std::vector<std::shared_ptr<const Block>> blocks;  // by kind of layer
+  std::vector<std::shared_ptr<const Block>> blocks;  // by index into config.mixers
   for (const MixerFactory& mixer : config_.mixers) {
     blocks.push_back(std::make_shared<const Block>(BlockConfig{shape, names, config_.intermediate_size, mixer}));
   }
@@ -101,7 +101,7 @@ void CausalLM::check_state(const ModelState& state) const {
 void CausalLM::check_ids(const at::Tensor& ids) const {
   if (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt)
     ops::check::fail(kOp, std::string("ids have type ") + c10::toString(ids.scalar_type()) + ", wanted Long or Int");
-  if (ids.is_cpu() && ids.numel() > 0) {  // on a GPU the lookup itself stops at such an id
+  if (ids.is_cpu() && ids.numel() > 0) {  // on a GPU, the embedding lookup asserts the range
     const auto [least, most] = at::aminmax(ids);
     const auto low = least.item<int64_t>(), high = most.item<int64_t>();
     if (low < 0 || high >= config_.vocab_size) {
@@ -114,7 +114,7 @@ void CausalLM::check_ids(const at::Tensor& ids) const {
 at::Tensor CausalLM::embed(const Weights& w, const at::Tensor& ids) const {
   check_ids(ids);
   const at::Tensor& table = w[embeddings_];
-  // As in most models' origin, the embedding of the padding token is never trained, wherever the token stands.
+  // As in most original implementations, the embedding of the padding token gets no gradient, wherever the token occurs.
   const int64_t untrained = config_.kind->layout.trains_padding ? -1 : config_.pad.value_or(-1);
   return at::embedding(table, ids.to(table.device()), untrained).to(ops::activation_type(table.scalar_type(), table.device()));
 }
@@ -129,7 +129,7 @@ LmOutput CausalLM::forward(const Weights& w, const at::Tensor& ids, const std::o
     const MixerState* before = initial == nullptr ? nullptr : &initial->layers[i];
     MixerState after;
     if (recompute && at::GradMode::is_enabled()) {
-      // The body owns what it computes with: it runs again in backward, when the caller's weights and states may be gone.
+      // The body must own what it uses: it runs again in backward, when the caller's weights and states may no longer exist.
       const auto body = [block = layers_[i].block, own = layers_[i].weights(w), cu_seqlens,
                          start = before == nullptr ? std::nullopt : std::optional(*before)](const at::Tensor& x, MixerState* final_state) {
         return block->forward(own, x, cu_seqlens, start ? &*start : nullptr, final_state);
@@ -183,7 +183,7 @@ at::Tensor CausalLM::next_token_loss(const Weights& w, const at::Tensor& ids) co
 Figures CausalLM::health(const Weights& w, const at::Tensor& ids) const {
   const at::NoGradGuard no_grad;
   Figures mean;
-  std::map<std::string, std::pair<double, double>> sums;  // and how many
+  std::map<std::string, std::pair<double, double>> sums;  // sum and count of each metric
   at::Tensor x = embed(w, ids);
   for (const Layer& layer : layers_) {
     const Weights own = layer.weights(w);

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr size_t kMostIndexBytes = 64 << 20;
-constexpr size_t kNamed = 5;  // names that an error lists before it counts
+constexpr size_t kNamed = 5;  // an error lists this many names, then only a count
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string out = "[";
@@ -33,7 +33,7 @@ std::string listed(const std::vector<std::string>& names) {
   return out;
 }
 
-// Which file holds each tensor.
+// The file that holds each tensor.
 struct Source {
   std::vector<TensorFile> files;
   std::map<std::string, size_t> file_of;
@@ -116,7 +116,7 @@ void write_text(const fs::path& path, const std::string& text) {
   file.commit();
 }
 
-// The folder under another name until everything in it is written.
+// Writes a folder under a temporary name and renames it when it is complete.
 class NewFolder {
  public:
   explicit NewFolder(const fs::path& folder) : folder_(folder), temporary_(folder.string() + ".part-" + std::to_string(::getpid())) {
@@ -136,7 +136,7 @@ class NewFolder {
   const fs::path& path() const { return temporary_; }
   void commit() {
     std::error_code error;
-    fs::remove(folder_, error);  // an empty one
+    fs::remove(folder_, error);  // removes an existing empty folder
     fs::rename(temporary_, folder_, error);
     if (error) throw io::FileError(folder_, "cannot be put in place: " + error.message());
     temporary_.clear();

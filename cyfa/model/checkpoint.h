@@ -1,5 +1,5 @@
-// Checkpoints: a Hugging Face folder with config.json and model.safetensors, or shards with model.safetensors.index.json.
-// Nothing in a folder is trusted: every name, size, type and offset is checked before a tensor is used or memory for it is taken.
+// Loading and saving checkpoints: Hugging Face folders with config.json and model.safetensors, or shards with model.safetensors.index.json.
+// Folders are untrusted input: every name, size, type and offset is validated before a tensor is used or memory is allocated for it.
 #pragma once
 
 #include <filesystem>
@@ -9,21 +9,22 @@
 
 namespace cyfa {
 
+// Options of load_checkpoint().
 struct LoadOptions {
-  std::optional<at::ScalarType> dtype;  // absent: as stored (F16 becomes fp32)
+  std::optional<at::ScalarType> dtype;  // default: the stored type (F16 becomes fp32)
   at::Device device = at::kCPU;
-  bool writable = false;  // true: parameters are memory of their own. false: where type and device allow, they are the mapped file itself
+  bool writable = false;  // true: parameters own their memory. false: they alias the memory-mapped file if type and device allow
 };
 
-// Throws io::FileError, which lists missing, unexpected and misshapen tensors by name.
+// Loads a model. Throws io::FileError, which lists missing, unexpected and wrongly shaped tensors by name.
 CausalLM load_checkpoint(const std::filesystem::path& folder, const LoadOptions& options = {});
 
-// Writes a new folder, whole or not at all: an existing one that is not empty is refused. Shards of at most shard_bytes where the model is
-// larger than that; parameters in their stored type. `add` may write more files into the folder before it appears.
+// Writes a new folder atomically; throws if it exists and is not empty. Parameters are written in their stored type, in shards of at most
+// shard_bytes if the model is larger than that. `add` may write more files into the folder before it becomes visible.
 void save_checkpoint(const CausalLM& model, const std::filesystem::path& folder, int64_t shard_bytes = int64_t{5} << 30,
                      const std::function<void(const std::filesystem::path& folder)>& add = {});
 
-// A number that changes with the config, any name and any bit of the parameters: what a saved state is bound to.
+// A hash of the config and of the parameters' names and bits. Snapshots store it to identify their model.
 uint64_t fingerprint(const CausalLM& model);
 
 }  // namespace cyfa

@@ -10,11 +10,11 @@
 namespace cyfa {
 namespace {
 
-// Far above any real config; a parser need not meet more.
+// Limits far beyond any real config, to bound what the parser has to handle: size of the file, and integers.
 constexpr size_t kMostBytes = 1 << 20;
 constexpr int64_t kMost = 1 << 24;
 
-// int(hidden * ratio * 2 / 3), up to a multiple of 256.
+// int(hidden * ratio * 2 / 3), rounded up to a multiple of 256.
 int64_t default_intermediate(int64_t hidden, double ratio) {
   const auto exact = static_cast<int64_t>(static_cast<double>(hidden) * ratio * 2 / 3);
   return (exact + 255) / 256 * 256;
@@ -34,7 +34,7 @@ std::vector<int64_t> token_list(const Json& json, const char* key, ConfigReader&
   return ids;
 }
 
-// An origin's class names, where there are any, must be those of the model_type.
+// If the config has `architectures`, they must include that of the model_type.
 void check_architecture(const Json& json, ConfigReader& reader, const MixerKind& kind) {
   reader.bookkeeping({"architectures"});
   const auto found = json.find("architectures");
@@ -45,14 +45,14 @@ void check_architecture(const Json& json, ConfigReader& reader, const MixerKind&
   }
 }
 
-// Keys that no part of the model asked for: refused, with the kinds of model that do ask for them.
+// Throws for keys that no part of the model has read. The error names the kinds of model that have such a key.
 void refuse_unknown(const ConfigReader& reader) {
   const std::vector<std::string> keys = reader.unknown();
   if (keys.empty()) return;
   std::map<std::string, std::string> owners;
   const Json nothing = Json::object();
   BackboneShape backbone;
-  backbone.hidden_size = 2048;  // one that every kind's defaults fit
+  backbone.hidden_size = 2048;  // compatible with every kind's defaults
   for (const MixerKind& kind : mixer_kinds()) {
     ConfigReader other(nothing);
     kind.read(other, backbone);
@@ -69,7 +69,7 @@ void refuse_unknown(const ConfigReader& reader) {
   throw ConfigError("config: unknown keys " + message + "; a model that ignored them would not be the one they describe");
 }
 
-// Layers by their mixers, in the order in which the config names them.
+// Assigns mixers to layers. Distinct mixers are numbered in the order in which the config names them.
 class LayerPlan {
  public:
   LayerPlan(ModelConfig& config, MixerFactory own) : c_(config), names_{c_.kind->model_type} {
@@ -109,7 +109,7 @@ class LayerPlan {
       size_t place = find(name);
       if (place == names_.size()) {
         const bool has_keys = configs != nullptr && configs->contains(name);
-        // The types of attention speak of keys that a softmax model has itself.
+        // In a softmax model, attention types without an entry in layer_configs use the model's own keys.
         const bool own_keys = !has_keys && (c_.kind->model_type == "llama" || c_.kind->model_type == "mistral");
         ConfigReader inner(has_keys ? (*configs)[name] : own_keys ? c_.json : none, own_keys ? "" : "layer_configs." + name + ".");
         const MixerFactory mixer = reader_of(name)(inner, c_.backbone);
@@ -144,7 +144,7 @@ class LayerPlan {
   }
 
   ModelConfig& c_;
-  std::vector<std::string> names_;  // of c_.mixers
+  std::vector<std::string> names_;  // names of c_.mixers
 };
 
 }  // namespace
@@ -191,7 +191,7 @@ ModelConfig ModelConfig::parse(const Json& json) {
   check_architecture(json, reader, *c.kind);
   reader.bookkeeping({"auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache", "fuse_norm", "fuse_swiglu",
                       "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp", "name_or_path", "_name_or_path", "tokenizer"});
-  reader.only("attnres_block_size", nullptr);  // residuals that look back over blocks
+  reader.only("attnres_block_size", nullptr);  // residuals that attend to earlier blocks
   refuse_unknown(reader);
   c.resolved = reader.resolved();
   return c;

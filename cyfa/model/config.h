@@ -1,10 +1,10 @@
-// A model's config: a Hugging Face config.json, read strictly.
+// A model's config: a Hugging Face config.json. Parsing is strict: unknown keys throw.
 //
-// Layers may have different mixers (a hybrid). Two keys say which:
-//   attn         an object, or a list of them, as in flash-linear-attention: `layers` (a list of layer numbers) are softmax attention with
-//                num_heads, num_kv_heads, window_size, rope_theta and qkv_bias; all others have the mixer of the model_type
-//   layer_types  a name for every layer: a model_type, "full_attention" or "sliding_attention". Keys of types other than the model's own
-//                are in the object layer_configs, by type: {"sliding_attention": {"num_attention_heads": 8, "sliding_window": 512}}
+// Layers may have different mixers (a hybrid model). Two keys select them:
+//   attn         an object, or a list of objects, as in flash-linear-attention: the layers listed in `layers` use softmax attention with
+//                num_heads, num_kv_heads, window_size, rope_theta and qkv_bias; all others use the mixer of the model_type
+//   layer_types  a type for every layer: a model_type, "full_attention" or "sliding_attention". The keys of types other than the model's
+//                own are in the object layer_configs, by type: {"sliding_attention": {"num_attention_heads": 8, "sliding_window": 512}}
 #pragma once
 
 #include <filesystem>
@@ -15,24 +15,24 @@
 
 namespace cyfa {
 
+// A parsed config.
 struct ModelConfig {
   const MixerKind* kind = nullptr;
   BackboneShape backbone;
-  // The mixers of the layers: the kinds that there are, and by layer which one, and what it is called.
-  std::vector<MixerFactory> mixers;
-  std::vector<size_t> layer_mixers;
-  std::vector<std::string> layer_types;
+  std::vector<MixerFactory> mixers;      // the distinct mixers
+  std::vector<size_t> layer_mixers;      // for each layer, an index into `mixers`
+  std::vector<std::string> layer_types;  // for each layer, the name of its mixer
   int64_t vocab_size = 32000;
-  int64_t intermediate_size = 0;  // of the MLP; 0: blocks without one
+  int64_t intermediate_size = 0;  // width of the MLP; 0 for no MLP
   bool tied_head = false;         // tie_word_embeddings
   std::optional<int64_t> bos, pad;
-  std::vector<int64_t> eos;  // any of them ends a text
-  Json json;                 // as it came, bookkeeping included
-  Json resolved;             // every key that counts, with its value or its default
+  std::vector<int64_t> eos;  // any of these tokens ends a text
+  Json json;                 // the original config, including keys without effect
+  Json resolved;             // every key that has an effect, with its value or default
 
-  // Throws ConfigError: a key that is unknown, of the wrong type or out of range.
+  // Throws ConfigError for a key that is unknown, has the wrong type or is out of range.
   static ModelConfig parse(const Json& json);
-  // The same from a file; io::FileError names it.
+  // The same from a file; throws io::FileError, which names the file.
   static ModelConfig read(const std::filesystem::path& path);
 };
 

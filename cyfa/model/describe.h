@@ -1,4 +1,4 @@
-// What a config describes, as data: for front ends in other languages, documents and analyses.
+// A machine-readable description of a model, for front ends in other languages, documentation and analysis.
 #pragma once
 
 #include "cyfa/model/causal_lm.h"
@@ -6,7 +6,7 @@
 namespace cyfa {
 
 // {"model_type", "architecture", "config": every key with its value or default,
-//  "layout": names of the parts in a checkpoint,
+//  "layout": tensor names of the parts in a checkpoint,
 //  "layers": [{"type", "flops_per_token", "parameters": first and count, "states": [{"name", "shape", "dtype", "memory", "grows",
 //  "narrow"}]}], "parameters": [{"name", "shape", "role", "weight_decay", "init"}], "parameter_count", "state_bytes",
 //  "forward_flops_per_token"}

@@ -1,4 +1,4 @@
-// Activation checkpointing: a layer's output now, its inside again when the gradient comes.
+// Activation checkpointing: a layer saves only its input and is recomputed in backward.
 #pragma once
 
 #include <torch/types.h>
@@ -9,12 +9,12 @@
 
 namespace cyfa {
 
-// What is computed again: x to y, and the final state of the layer.
+// The layer: maps x to y and sets the final state.
 using RecomputedBody = std::function<at::Tensor(const at::Tensor& x, MixerState* final_state)>;
 
-// body(x) without keeping anything inside it for backward, where it is computed once more; *final_state is that of the first time and takes
-// no gradient. Parameters that the body uses take their gradients in backward, into their .grad. The body is copied and must own, or share,
-// all that it uses.
+// Returns body(x) without saving activations; backward runs the body again. *final_state comes from the first run and carries no gradient.
+// In backward, the gradients of parameters used by the body are accumulated into their .grad. The body is copied and outlives this call, so
+// it must own, or share ownership of, everything it uses.
 at::Tensor recomputed(const at::Tensor& x, RecomputedBody body, MixerState* final_state);
 
 }  // namespace cyfa

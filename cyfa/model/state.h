@@ -1,4 +1,4 @@
-// The memory of a batch of sequences through all layers. Its size does not grow with their length, except that of attention's caches.
+// The recurrent state of a batch of sequences over all layers. Its size is independent of the sequence length, except for KV caches.
 #pragma once
 
 #include <span>
@@ -7,15 +7,17 @@
 
 namespace cyfa {
 
+// The states of all layers, each with the same batch size.
 struct ModelState {
   std::vector<MixerState> layers;
 
+  // The batch size.
   int64_t sequences() const { return layers.empty() || layers[0].empty() ? 0 : layers[0][0].size(0); }
   int64_t bytes() const;
 
   ModelState clone() const;
-  ModelState select(const std::vector<int64_t>& sequences) const;  // copies, in that order
-  // Copies, one batch after another; tensors that grow with the sequence (StateSpec) are filled up with zeros to the longest.
+  ModelState select(const std::vector<int64_t>& sequences) const;  // copies of these sequences, in this order
+  // Copies of several batches, concatenated. Tensors that grow with the sequence (StateSpec::grows) are zero-padded to the longest.
   static ModelState concatenate(std::span<const ModelState> states);
 };
 

@@ -34,7 +34,7 @@ at::Tensor TensorFile::mapped(const std::string& name) const {
   const io::TensorView& view = file_->at(name);
   const auto options = at::TensorOptions(scalar_type(view.dtype));
   if (view.bytes == 0) return at::empty(view.shape, options);
-  auto* data = const_cast<std::byte*>(view.data);  // nobody writes: parameters that are trained or updated are copies
+  auto* data = const_cast<std::byte*>(view.data);  // never written to: trained or updated parameters are copies
   const auto keep = [file = file_](void*) {};
   if (reinterpret_cast<uintptr_t>(data) % io::dtype_size(view.dtype) != 0) {
     at::Tensor copy = at::empty(view.shape, options);

@@ -16,8 +16,10 @@ namespace cyfa {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
+// The torch type of a safetensors type.
 at::ScalarType scalar_type(io::DType dtype);
 
+// A memory-mapped safetensors file.
 class TensorFile {
  public:
   explicit TensorFile(const std::filesystem::path& path)
@@ -26,17 +28,17 @@ class TensorFile {
   const io::SafetensorsFile& file() const { return *file_; }
   bool contains(const std::string& name) const { return file_->contains(name); }
 
-  // The tensor as it lies in the mapped file, which it keeps open: reading it costs nothing, writing to it is a fault. Where the file
-  // does not align its elements, a copy.
+  // A tensor that aliases the mapped file and keeps it open. No data is copied; writing to it faults. If the file does not align the
+  // tensor's elements, a copy.
   at::Tensor mapped(const std::string& name) const;
-  // A tensor of its own, in `dtype` (absent: the file's) on `device`.
+  // A tensor that owns its memory, in `dtype` (default: the file's type) on `device`.
   at::Tensor copy(const std::string& name, std::optional<at::ScalarType> dtype = std::nullopt, at::Device device = at::kCPU) const;
 
  private:
   std::shared_ptr<const io::SafetensorsFile> file_;
 };
 
-// Writes tensors of any device, in the given order, whole or not at all.
+// Writes tensors from any device, in the given order. The file is written atomically.
 void write_tensor_file(const std::filesystem::path& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

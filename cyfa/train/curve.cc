@@ -17,7 +17,7 @@ std::string format(const char* pattern, auto... values) {
   return text.data();
 }
 
-// 1, 2 or 5 times a power of ten, so that about six of them fill the range.
+// Tick distance: 1, 2 or 5 times a power of ten, for about six ticks.
 double tick_of(double range) {
   const double rough = std::max(range, 1e-12) / 6, power = std::pow(10, std::floor(std::log10(rough)));
   for (const double factor : {1.0, 2.0, 5.0}) {

@@ -1,4 +1,4 @@
-// A plot of curves as SVG.
+// Line plots as SVG.
 #pragma once
 
 #include <string>
@@ -7,11 +7,13 @@
 
 namespace cyfa {
 
+// One named line.
 struct Curve {
   std::string name;
-  std::vector<std::pair<double, double>> points;  // points that are not finite are left out
+  std::vector<std::pair<double, double>> points;  // points that are not finite are skipped
 };
 
+// An SVG document with all curves and labelled axes.
 std::string curve_svg(const std::string& y_name, const std::string& x_name, const std::vector<Curve>& curves);
 
 }  // namespace cyfa

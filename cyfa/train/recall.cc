@@ -11,7 +11,7 @@ namespace cyfa {
 TrainBatch RecallTask::at(int64_t index) const {
   std::mt19937_64 random(seed * 0x9E3779B97F4A7C15 + static_cast<uint64_t>(index));
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };
-  const auto shuffle = [&](std::vector<int64_t>& list, int64_t count) {  // the first `count` of a random order
+  const auto shuffle = [&](std::vector<int64_t>& list, int64_t count) {  // shuffles the first `count` elements
     for (int64_t i = 0; i < count; ++i)
       std::swap(list[static_cast<size_t>(i)], list[static_cast<size_t>(i + below(static_cast<int64_t>(list.size()) - i))]);
   };
@@ -31,7 +31,7 @@ TrainBatch RecallTask::at(int64_t index) const {
       row[2 * (pairs + i)] = key[asked];
       row[2 * (pairs + i) + 1] = value[asked];
     }
-    row[context()] = 0;  // after the last answer: not asked for
+    row[context()] = 0;  // after the last value: never a target
   }
   TrainBatch out{ids.narrow(1, 0, context()), at::full({batch, context()}, ops::kIgnore, at::kLong), std::nullopt};
   for (int64_t i = pairs; i < 2 * pairs; ++i) out.targets.select(1, 2 * i).copy_(ids.select(1, 2 * i + 1));

@@ -64,7 +64,7 @@ struct Assign {
   }
 };
 
-// A TOML value as the text of an assignment; its type must be the key's.
+// A TOML value as text for Recipe::set(). Its type must match the key's.
 std::string text_of(const RecipeKey& key, const toml::node& node) {
   const auto wrong = [&](const char* wanted) { refuse(key.name, "of another type", wanted); };
   if (std::holds_alternative<std::string Recipe::*>(key.member)) {
@@ -87,35 +87,37 @@ std::string text_of(const RecipeKey& key, const toml::node& node) {
 
 const std::vector<RecipeKey>& recipe_keys() {
   static const std::vector<RecipeKey> keys = {
-      {"model", &Recipe::model, "config file, or a checkpoint to go on from (its optimizer's state too, where it has one)"},
-      {"data", &Recipe::data, "folder made by cyfa prepare"},
-      {"validation", &Recipe::validation, "the same, for evaluation; empty: none"},
-      {"steps", &Recipe::steps, "steps of the optimizer"},
-      {"batch", &Recipe::batch, "sequences a step"},
-      {"context", &Recipe::context, "tokens a sequence"},
-      {"accumulate", &Recipe::accumulate, "parts in which a step's batch is computed"},
-      {"reset_documents", &Recipe::reset_documents, "memory begins afresh at document borders"},
-      {"rate", &Recipe::rate, "learning rate at its peak"},
-      {"final_rate", &Recipe::final_rate, "share of the rate at which the cosine ends"},
-      {"warmup", &Recipe::warmup, "steps over which the rate rises"},
-      {"schedule", &Recipe::schedule, "cosine or constant, after the warm-up"},
-      {"beta1", &Recipe::beta1, "AdamW"},
-      {"beta2", &Recipe::beta2, "AdamW"},
-      {"eps", &Recipe::eps, "AdamW"},
-      {"weight_decay", &Recipe::weight_decay, "on matrices, convolutions and readouts; not on gates, norms and biases"},
-      {"clip", &Recipe::clip, "largest norm of the gradient; 0: no clipping"},
-      {"seed", &Recipe::seed, "of the parameters and of the order of the data"},
+      {"model", &Recipe::model, "config file, or checkpoint to continue from (with its optimizer state, if it has one)"},
+      {"data", &Recipe::data, "folder written by cyfa prepare"},
+      {"validation", &Recipe::validation, "the same, for evaluation; empty for no evaluation"},
+      {"steps", &Recipe::steps, "optimizer steps"},
+      {"batch", &Recipe::batch, "sequences per step"},
+      {"context", &Recipe::context, "tokens per sequence"},
+      {"accumulate", &Recipe::accumulate, "gradient accumulation: micro-batches per step"},
+      {"reset_documents", &Recipe::reset_documents, "reset the state at document boundaries"},
+      {"rate", &Recipe::rate, "peak learning rate"},
+      {"final_rate", &Recipe::final_rate, "final learning rate of the cosine schedule, as a fraction of rate"},
+      {"warmup", &Recipe::warmup, "steps of linear warm-up"},
+      {"schedule", &Recipe::schedule, "learning rate after the warm-up: cosine or constant"},
+      {"beta1", &Recipe::beta1, "AdamW: decay of the first moment"},
+      {"beta2", &Recipe::beta2, "AdamW: decay of the second moment"},
+      {"eps", &Recipe::eps, "AdamW: added to the denominator"},
+      {"weight_decay", &Recipe::weight_decay,
+       "AdamW: weight decay of matrices, convolutions and readouts; gates, norms and biases have none"},
+      {"clip", &Recipe::clip, "clip the gradient norm to this value; 0 for no clipping"},
+      {"seed", &Recipe::seed, "seed of the initial parameters and of the data order"},
       {"device", &Recipe::device, "cpu or cuda"},
-      {"dtype", &Recipe::dtype, "fp32, or bf16: matrices are computed with in bf16, stored and updated in fp32"},
-      {"engine", &Recipe::engine, "what runs the steps: auto, or the name of an engine, which then runs them or says why not"},
-      {"recompute", &Recipe::recompute, "activation checkpointing: less memory, a third more time"},
-      {"threads", &Recipe::threads, "0: one per core"},
-      {"log_every", &Recipe::log_every, "steps between lines of metrics"},
-      {"eval_every", &Recipe::eval_every, "steps between evaluations; 0: at the end alone"},
-      {"eval_batches", &Recipe::eval_batches, "batches of an evaluation"},
-      {"save_every", &Recipe::save_every, "steps between checkpoints; 0: the last alone"},
-      {"keep", &Recipe::keep, "newest checkpoints that stay, beside the best"},
-      {"health_every", &Recipe::health_every, "steps between figures of the memory's health; 0: with every evaluation"}};
+      {"dtype", &Recipe::dtype, "fp32, or bf16 for mixed precision: matrix products in bf16, parameters and updates in fp32"},
+      {"engine", &Recipe::engine,
+       "training engine: auto, or the name of one; if that engine does not support the model, the error says why"},
+      {"recompute", &Recipe::recompute, "activation checkpointing: less memory, about a third more time"},
+      {"threads", &Recipe::threads, "CPU threads; 0 for one per core"},
+      {"log_every", &Recipe::log_every, "steps between logged metrics"},
+      {"eval_every", &Recipe::eval_every, "steps between evaluations; 0 for only at the end"},
+      {"eval_batches", &Recipe::eval_batches, "batches per evaluation"},
+      {"save_every", &Recipe::save_every, "steps between checkpoints; 0 for only at the end"},
+      {"keep", &Recipe::keep, "newest checkpoints to keep, in addition to the best"},
+      {"health_every", &Recipe::health_every, "steps between metrics about the use of the state; 0 for with every evaluation"}};
   return keys;
 }
 

@@ -49,7 +49,7 @@ std::vector<Json> RunFolder::metrics() const {
   std::ifstream file(path_ / "metrics.jsonl");
   for (std::string line; std::getline(file, line);) {
     Json row = Json::parse(line, nullptr, false);
-    if (row.is_object() && row.contains("step")) rows.push_back(std::move(row));  // a line cut off by a crash is none
+    if (row.is_object() && row.contains("step")) rows.push_back(std::move(row));  // skips a line truncated by a crash
   }
   return rows;
 }

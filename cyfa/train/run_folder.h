@@ -1,4 +1,5 @@
-// A training run on disk: recipe.toml, manifest.json, metrics.jsonl, loss.svg, and checkpoints/step-00000100, each whole or not there.
+// The folder of a training run: recipe.toml, manifest.json, metrics.jsonl, loss.svg, and checkpoints/step-00000100 and so on. Checkpoints
+// are written atomically.
 #pragma once
 
 #include <filesystem>
@@ -9,36 +10,41 @@
 
 namespace cyfa {
 
+// A checkpoint of a run.
 struct RunCheckpoint {
   std::filesystem::path path;
-  int64_t step = 0;  // steps that were done
+  int64_t step = 0;  // completed steps
   std::optional<double> eval_loss;
 };
 
+// Reads and writes the files of one run.
 class RunFolder {
  public:
-  // Makes the folder, or opens it to go on. Throws io::FileError: `resume` is false and there is a run, or true and there is none.
+  // Creates the folder, or opens it to resume. Throws io::FileError if `resume` is false and the folder holds a run, or if it is true and
+  // there is none.
   RunFolder(const std::filesystem::path& path, bool resume);
 
   const std::filesystem::path& path() const { return path_; }
 
   void write_recipe(const Recipe& recipe) const;
   void write_manifest(const Json& manifest) const;
-  // A line of metrics.jsonl, flushed. When a run goes on, lines of steps after the checkpoint's are dropped first.
+  // Appends a line to metrics.jsonl and flushes it.
   void add_metrics(const Json& row);
+  // Removes the metrics of later steps, when a run resumes from the checkpoint of `step`.
   void drop_metrics_after(int64_t step);
   std::vector<Json> metrics() const;
-  void draw_curve() const;
+  void draw_curve() const;  // writes loss.svg
 
-  // Checkpoint of the model with the optimizer's state and the step; then old ones go, but for the newest `keep` and the best.
+  // Saves a checkpoint with the model, the optimizer state and the step. Then deletes old checkpoints, except the newest `keep` and the
+  // best.
   void save(const CausalLM& model, const Optimizer& optimizer, int64_t step, std::optional<double> eval_loss, int64_t keep);
-  std::vector<RunCheckpoint> checkpoints() const;  // by step
+  std::vector<RunCheckpoint> checkpoints() const;  // sorted by step
 
  private:
   std::filesystem::path path_;
 };
 
-// The state of the optimizer beside a checkpoint, and the steps done.
+// Files in a checkpoint's folder that hold the optimizer state and the completed steps.
 inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
 inline constexpr const char* kStepFile = "step.json";
 

@@ -14,7 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// A copy on its way from a device to the host, behind what has been queued so far and nothing later.
+// An asynchronous copy from a device to the host. wait() waits only for the copy and for work enqueued before it.
 class HostCopy {
  public:
   explicit HostCopy(const at::Tensor& from) : to_(from.to(at::kCPU, from.scalar_type(), /*non_blocking=*/true)) {
@@ -58,7 +58,7 @@ void Trainer::fail(const std::string& what) const {
   throw TrainingError("step " + std::to_string(step_ + 1) + ": " + what + "; " + last + ". A smaller rate or a longer warm-up may help");
 }
 
-// On the model's device. The host does not wait for a GPU here, so that it stays ahead of it.
+// A micro-batch on the model's device. The copy to a GPU is asynchronous, so that the host stays ahead of the GPU.
 TrainBatch Trainer::part_of_step(int64_t part) const {
   TrainBatch batch = train_(step_ * recipe_.accumulate + part);
   if (!model_.device().is_cuda()) return batch;
@@ -71,21 +71,20 @@ TrainBatch Trainer::part_of_step(int64_t part) const {
 }
 
 double Trainer::one_step(double* norm) {
-  at::Tensor losses;  // asked for once, behind the last part
+  at::Tensor losses;  // sum over the micro-batches, read back once after the last
   engine_->begin_step();
   for (int64_t part = 0; part < recipe_.accumulate; ++part) {
     try {
       const TrainBatch batch = part_of_step(part);
-      const at::Tensor loss =
-          engine_->loss(batch.inputs, batch.targets, batch.cu_seqlens) / static_cast<double>(recipe_.accumulate);
+      const at::Tensor loss = engine_->loss(batch.inputs, batch.targets, batch.cu_seqlens) / static_cast<double>(recipe_.accumulate);
       loss.backward();
       const at::Tensor number = loss.detach().to(at::kDouble);
       losses = losses.defined() ? losses + number : number;
-    } catch (const ops::ArgumentError& e) {  // a gate that is no number: the parameters have run away
+    } catch (const ops::ArgumentError& e) {  // a gate is NaN: training has diverged
       fail(e.what());
     }
   }
-  // The step is queued before the host asks what it was, so that a GPU has work meanwhile.
+  // Enqueue the optimizer step before waiting for loss and norm, so that the GPU is not idle meanwhile.
   const at::Tensor norms = optimizer_.gradient_norm();
   HostCopy figures(at::stack({losses, norms}));
   optimizer_.step(learning_rate(recipe_, step_), recipe_.clip, norms, losses);

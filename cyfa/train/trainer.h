@@ -1,5 +1,4 @@
-// The training loop: batches in, steps of the optimizer, metrics and checkpoints out. It prints nothing and reads no options but its
-// recipe.
+// The training loop: optimizer steps, evaluation, metrics and checkpoints. It is configured by its recipe alone and prints nothing.
 #pragma once
 
 #include <functional>
@@ -9,45 +8,48 @@
 
 namespace cyfa {
 
-// Sequences side by side, [B, T]; with cu_seqlens their rows are packed into one. Targets of ops::kIgnore do not count.
+// Inputs and targets, [B, T]. With cu_seqlens the rows are concatenated to packed sequences. Targets equal to ops::kIgnore are ignored.
 struct TrainBatch {
   at::Tensor inputs, targets;
   std::optional<at::Tensor> cu_seqlens;
 };
 
-// The i-th batch of a run: a function of i alone, so that a run that goes on sees what it would have seen.
+// Returns the batch with this index. It must depend on the index alone, so that a resumed run sees the same batches.
 using BatchSource = std::function<TrainBatch(int64_t index)>;
 
-// A loss that is not finite; what() says where, and which checkpoint is the last good one.
+// The loss or the gradient norm is not finite. what() names the step and the last good checkpoint.
 class TrainingError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
+// Trains one model.
 class Trainer {
  public:
-  // `train` gives batches of recipe.batch / recipe.accumulate sequences. The model's parameters are trained in place. `folder` may be null:
-  // then nothing is written.
+  // `train` returns micro-batches of recipe.batch / recipe.accumulate sequences. The model's parameters are trained in place. If `folder`
+  // is null, nothing is written.
   Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder);
 
-  std::function<void(const Json& metrics)> on_step;      // every step; whole rows every log_every
-  std::function<void(const std::string& note)> on_note;  // evaluations, checkpoints
-  std::function<bool()> should_stop;                     // asked after every step: true saves and leaves
-  std::function<double(const CausalLM&)> extra_metric;   // with every evaluation, as "score"; may be empty
+  // Callbacks; all may be empty.
+  std::function<void(const Json& metrics)> on_step;      // after every step
+  std::function<void(const std::string& note)> on_note;  // after a checkpoint has been saved
+  std::function<bool()> should_stop;                     // called after every step; true saves a checkpoint and ends run()
+  std::function<double(const CausalLM&)> extra_metric;   // called with every evaluation, logged as "score"
 
-  void resume(const RunCheckpoint& checkpoint);  // the optimizer's state and the step; the model's parameters are the caller's to load
+  // Restores the optimizer state and the step. The caller loads the model's parameters.
+  void resume(const RunCheckpoint& checkpoint);
 
-  // To the recipe's last step, or until should_stop. Returns the steps done in all.
+  // Trains to the recipe's last step, or until should_stop. Returns the total number of completed steps.
   int64_t run();
 
-  double evaluate() const;  // mean loss of the recipe's eval_batches
+  double evaluate() const;  // mean validation loss over the recipe's eval_batches
   std::string engine() const { return engine_->name(); }
   int64_t step() const { return step_; }
 
  private:
-  double one_step(double* norm);
-  TrainBatch part_of_step(int64_t part) const;
-  [[noreturn]] void fail(const std::string& what) const;  // TrainingError with the step and the last good checkpoint
+  double one_step(double* norm);                          // returns the loss; sets *norm to the gradient norm
+  TrainBatch part_of_step(int64_t part) const;            // a micro-batch
+  [[noreturn]] void fail(const std::string& what) const;  // throws TrainingError
   void save(std::optional<double> eval_loss);
   std::optional<at::ScalarType> compute() const { return recipe_.dtype == "bf16" ? std::optional(at::kBFloat16) : std::nullopt; }
 

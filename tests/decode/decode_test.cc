@@ -1,4 +1,4 @@
-// Sampling, streaming text, saved states, and generation as a whole.
+// Tests sampling, text streams, snapshots and generation.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -33,7 +33,7 @@ TEST(Sampler, DrawsFollowTheDistribution) {
   const auto seen = draws(options, logits, 20000);
   EXPECT_NEAR(seen.at(0) / 20000.0, 0.5, 0.015);
   EXPECT_NEAR(seen.at(2) / 20000.0, 0.2, 0.015);
-  options.temperature = 0.5;  // squares
+  options.temperature = 0.5;  // squares the probabilities
   EXPECT_NEAR(draws(options, logits, 20000).at(0) / 20000.0, 0.25 / 0.38, 0.015);
 }
 
@@ -180,14 +180,14 @@ TEST_F(Generation, GoesOnFromASnapshotAsIfNothingHadHappened) {
   EXPECT_EQ(ids, whole.ids);
   EXPECT_EQ(second.cached_tokens, 6 + 13);
   EXPECT_EQ(second.prompt_tokens, 0);
-  // The snapshot itself is not used up.
+  // The snapshot is not modified and can be used again.
   EXPECT_EQ(generator_.run({rest}, options(17)).front().ids, second.ids);
-  // More text after it.
+  // Continue it with more text.
   rest.ids = tokenizer_.encode(" more");
   EXPECT_EQ(generator_.run({rest}, options(5)).front().prompt_tokens, 5);
 }
 
-// The same for every kind of model there is.
+// The same for every kind of model.
 class EveryKind : public testing::TestWithParam<ModelCase> {};
 
 TEST_P(EveryKind, DecodesInBatchesAndFromSnapshots) {
@@ -268,14 +268,14 @@ TEST_F(Generation, EndsWhereItShould) {
     EXPECT_EQ(stopped.reason, Completion::Reason::kStop);
     EXPECT_LE(stopped.ids.size(), 5U);
   }
-  // A model whose likeliest token is the end.
+  // A model whose most likely token is EOS.
   CausalLM ends = small_model(byte_config());
   ends.parameters().back().zero_();
   const Tokenizer& tokenizer = tokenizer_;
   GenerateOptions stop_at_end = options(10);
   stop_at_end.ignore_eos = false;
   Json config = byte_config();
-  config["eos_token_id"] = Json::array({0, 257});  // all logits equal: the smallest id
+  config["eos_token_id"] = Json::array({0, 257});  // with equal logits, the smallest id is chosen
   CausalLM zero(ModelConfig::parse(config));
   zero.parameters() = ends.parameters();
   const Completion at_once = Generator(*prepare_steps(zero), tokenizer).run({prompt("q")}, stop_at_end).front();

@@ -1,5 +1,5 @@
-// What every engine keeps, for every model: it computes what the plain model computes, or refuses with a reason. On the CPU by default;
-// with CYFA_TEST_DEVICE=cuda on a GPU, in bf16, where the engines' errors are compared with the plain model's own.
+// Tests that hold for every engine and model: an engine computes the same as the plain model, or refuses with a reason. Runs on the CPU by
+// default; with CYFA_TEST_DEVICE=cuda on a GPU in bf16, where limits are relative to the plain model's own error.
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
@@ -31,7 +31,7 @@ CausalLM exact_copy(const CausalLM& m) {
   return wide;
 }
 
-// Relative to the exact norm, or to `least` where that is smaller: some gradients are zero.
+// Error relative to the exact norm, or to `least` if the norm is smaller: some gradients are zero.
 double distance(const at::Tensor& got, const at::Tensor& exact, double least = 1e-12) {
   const at::Tensor a = got.detach().to(at::kCPU, at::kDouble), b = exact.detach().to(at::kDouble);
   return ((a - b).norm() / b.norm().clamp_min(least)).item<double>();
@@ -51,7 +51,7 @@ class EngineContract : public testing::TestWithParam<ModelCase> {
     if (on_gpu() && !torch::cuda::is_available()) GTEST_SKIP() << "CYFA_TEST_DEVICE is cuda, but there is no CUDA device";
   }
   static at::ScalarType dtype() { return on_gpu() ? at::kBFloat16 : at::kFloat; }
-  // What an error may be, beside that of the portable engine in the same type.
+  // The limit of an error, given that of the portable engine in the same type.
   static double limit(double of_portable) { return on_gpu() ? 2 * of_portable + 5e-3 : 5e-5; }
 };
 
@@ -101,7 +101,7 @@ TEST_P(EngineContract, AStateOfForwardGoesOnInSteps) {
   }
 }
 
-// A step engine leaves the parameters with the values that they had, and gives equal bits for equal runs.
+// A step engine preserves the values of the parameters, and equal runs give bitwise equal results.
 TEST_P(EngineContract, ParametersStayAndEqualRunsGiveEqualBits) {
   const at::NoGradGuard no_grad;
   CausalLM m = on_device(GetParam().config, dtype());
@@ -157,7 +157,7 @@ TEST_P(EngineContract, TrainingIsThePlainModels) {
           ASSERT_TRUE(grad.defined()) << parameter;
           const double of_grad = distance(grad, exact.parameters()[id].grad(), 1e-3);
           if (name == "portable" && !recompute) of_portable[id] = of_grad;
-          // Two ways to round differ by as much as each errs, and gradients of few numbers by more.
+          // Two different roundings differ by as much as the error of each, and gradients with few elements by more.
           const double few = std::sqrt(std::max(1.0, 16.0 / static_cast<double>(grad.numel())));
           EXPECT_LT(of_grad, on_gpu() ? 3 * few * of_portable[id] + 0.02 : 5e-4 * few) << name << " " << parameter;
         }

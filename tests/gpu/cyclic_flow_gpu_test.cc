@@ -1,5 +1,5 @@
-// The ops on a GPU against the reference on the CPU: the portable path on CUDA tensors, and the step's own kernel. Without a GPU
-// every test skips and says so.
+// Tests the ops on a GPU against the reference on the CPU: the portable path on CUDA tensors, the Hopper kernels and the decode step
+// kernel. All tests are skipped without a GPU.
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
@@ -53,7 +53,7 @@ TEST_F(Gpu, PortableIsTheReference) {
   }
 }
 
-// `cases` at the kernels' own size; then some for every other way that slots take through them.
+// `cases` with 128 slots, then cases for every other slot count that takes a different path through the kernels.
 std::vector<OpCase> hopper_cases(std::vector<OpCase> cases) {
   for (OpCase& c : cases) c.M = 128;
   for (const int64_t M : {64, 100, 196, 256}) {
@@ -69,7 +69,7 @@ std::vector<OpCase> hopper_cases(std::vector<OpCase> cases) {
   return cases;
 }
 
-// The Hopper kernels: every limit is that of rounding the matrix products' operands to bf16, .0042 for o as simulated.
+// The Hopper kernels. All limits are those of rounding the operands of the matrix products to bf16: simulated, 0.0042 for o.
 TEST_F(Gpu, HopperForwardIsTheReference) {
   const std::vector<OpCase> cases = {{.T = 128},
                                      {.T = 1},
@@ -94,10 +94,10 @@ TEST_F(Gpu, HopperForwardIsTheReference) {
   }
 }
 
-// What backward may differ by, with operands of its products rounded to half precision or bf16. The sums over tokens (readout, norm
-// weights) of few tokens, dead gates and gates that forget nothing cost more than hundreds of tokens with realistic gates, for which there
-// are limits by name. The clock's gradients are sums of terms that cancel: all of them where no gate is open, so that nothing is left to
-// compare with.
+// Limits of backward, whose matrix products have operands rounded to fp16 or bf16. Errors are larger for sums over few tokens (readout,
+// norm weights), dead gates and gates that forget nothing than for hundreds of tokens with realistic gates;
+// HopperBackwardIsPreciseOverManyTokens has stricter limits for the latter. The clock's gradients are sums of cancelling terms. If no gate
+// is open, all terms cancel and there is nothing to compare (`clock` = false).
 void expect_hopper_gradients(const Tensors& got, const Tensors& want, bool clock = true) {
   for (const auto& [name, t] : want) {
     const bool of_clock = name == "d_delta" || name == "d_initial_clock";
@@ -139,8 +139,8 @@ TEST_F(Gpu, HopperBackwardIsTheReference) {
   }
 }
 
-// An empty memory, realistic gates, a gradient of o alone: no worse than the Triton kernels of flash-linear-attention 0.6.0, and the
-// clock's gradient far better than their .027 and .070.
+// With an empty initial state, realistic gates and a gradient of o only, errors are at most those of the Triton kernels of
+// flash-linear-attention 0.6.0; for the clock's gradient, where those are 0.027 and 0.070, the limits are far stricter.
 TEST_F(Gpu, HopperBackwardIsPreciseOverManyTokens) {
   for (const auto& [M, T] : {std::pair<int64_t, int64_t>{128, 512}, {128, 1024}, {64, 512}, {64, 1024}, {256, 512}, {256, 1024}}) {
     const OpCase c{.B = 1, .T = T, .K = 256, .V = 256, .M = M, .dtype = at::kBFloat16, .initial_state = false};
@@ -159,13 +159,13 @@ TEST_F(Gpu, HopperBackwardIsPreciseOverManyTokens) {
   }
 }
 
-// What passes through a tile of 128 tokens is summed only where it keeps more than 2^-16 of its state: heads on both sides of that in one
-// call, each judged by itself.
+// Backward accumulates contributions across a tile of 128 tokens only if the tile's decay exceeds 2^-16. Tests heads on both sides of this
+// threshold in one call, with separate limits for each head.
 TEST_F(Gpu, HopperBackwardOfHeadsThatForgetAndThatDoNot) {
   const OpCase c{.B = 1, .T = 512, .H = 4, .K = 256, .V = 256, .M = 128, .dtype = at::kBFloat16, .initial_state = false};
   Tensors inputs = make_inputs(c);
   at::Tensor& log_alpha = inputs.at("log_alpha");
-  const at::Tensor kept = at::tensor({-1.0, -10.0, -15.9, -16.1}, at::kDouble);  // of a tile, as a power of two
+  const at::Tensor kept = at::tensor({-1.0, -10.0, -15.9, -16.1}, at::kDouble);  // log2 of a tile's decay
   log_alpha = (kept * (std::log(2.0) / 128)).to(log_alpha.scalar_type()).expand_as(log_alpha).contiguous();
   const Tensors gradients = only_o(make_output_gradients(c));
   const RunOptions sm90{.backend = ops::Backend::kSm90};
@@ -179,7 +179,7 @@ TEST_F(Gpu, HopperBackwardOfHeadsThatForgetAndThatDoNot) {
   }
 }
 
-// Heads of 64, 128 and 256 columns have kernels of their own, but for more than 128 slots; between them heads are filled up with zeros.
+// There are kernels for head widths 64, 128 and 256 (only 256 for more than 128 slots). Other widths are zero-padded.
 TEST_F(Gpu, HopperTakesNarrowerHeads) {
   using Sizes = std::tuple<int64_t, int64_t, int64_t>;
   for (const auto& [K, V, M] : {Sizes{64, 64, 64},
@@ -215,7 +215,7 @@ TEST_F(Gpu, HopperCopiesNarrowRowsThatDoNotFit) {
   EXPECT_TRUE(same_bits(got.o.cpu(), want.cpu()));
 }
 
-// Token gradients and those of states do not see the other sequences of the batch.
+// Gradients of tokens and states are bitwise independent of the other sequences in the batch.
 void expect_same_bits_alone(const OpCase& c) {
   SCOPED_TRACE(describe(c));
   const Tensors inputs = moved(make_inputs(c), at::kCUDA);
@@ -253,8 +253,8 @@ TEST_F(Gpu, EqualRunsGiveEqualBits) {
   expect_same_bits(run_there(c), run_there(c));
 }
 
-// How the walks of a batch are shared among blocks depends on how many there are: quarters of states where there are few, then halves, then
-// whole states, keys and values apart or together.
+// The batch size decides how states are split over thread blocks: quarters for small batches, then halves, then whole states, with keys and
+// values in separate blocks or in one. The split must not change any bit.
 TEST_F(Gpu, HopperSharesWalksWithoutChangingABit) {
   for (const int64_t B : {12, 24, 60}) {
     expect_same_bits_alone({.B = B, .T = 200, .K = 256, .V = 256, .M = 128, .dtype = at::kBFloat16});
@@ -262,7 +262,7 @@ TEST_F(Gpu, HopperSharesWalksWithoutChangingABit) {
   }
 }
 
-// One token for every sequence of `in`, in place.
+// Decode step with token `token` of every sequence of `in`; updates `state` in place.
 at::Tensor step_of(const ops::CyclicFlowInputs& in, int64_t token, const at::Tensor& table, ops::CyclicFlowState& state,
                    ops::Backend backend) {
   const auto now = [token](const at::Tensor& x) { return x.select(1, token); };
@@ -276,8 +276,8 @@ at::Tensor step_of(const ops::CyclicFlowInputs& in, int64_t token, const at::Ten
 
 ops::CyclicFlowState copied(const ops::CyclicFlowState& state) { return {state.k.clone(), state.v.clone(), state.clock.clone()}; }
 
-// Tokens one by one through the step's kernels, and through the portable calls that serve what they refuse: all sizes with few heads, the
-// published ones also with more, and others with so many that a head has one block.
+// Decodes token by token with the step kernels, and with the portable path that handles what they refuse: all sizes with few heads, the
+// published size also with more, and another size with so many that each head has only one thread block.
 TEST_F(Gpu, ChainOfStepsIsTheReference) {
   struct Case {
     int64_t K, V, M, B = 3, T = 40;
@@ -300,8 +300,8 @@ TEST_F(Gpu, ChainOfStepsIsTheReference) {
   }
 }
 
-// Batches of which the kernel cuts heads among 8, 4, 2 and, but for the published sizes with fp32 states, one block, with states of both
-// types: a sequence has the bits that it has alone.
+// Batch sizes for which the kernel splits a head over 8, 4, 2 and 1 thread blocks (not 1 for the published size with fp32 states), with
+// fp32 and bf16 states: a sequence's results are bitwise the same as without a batch.
 TEST_F(Gpu, StepsOfASequenceDoNotDependOnTheBatch) {
   for (const auto& [K, M] : {std::pair<int64_t, int64_t>{256, 128}, {64, 64}}) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {

@@ -1,4 +1,4 @@
-// Decoding on a GPU: the step in few launches is the step in many, and replayed it is the same.
+// Tests decoding on a GPU: fused steps match unfused ones, and replayed CUDA graphs match eager steps.
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
@@ -38,7 +38,7 @@ class GpuDecode : public testing::Test {
     return at::matmul(x.to(at::kDouble), weight.to(at::kDouble).t());
   }
 
-  // A mixer of random weights after a few tokens' worth of state.
+  // A mixer with random weights and a random state.
   static fused::FlowStep flow(int64_t B, int64_t D, int64_t H, int64_t width, int64_t M, at::ScalarType state = at::kFloat,
                               int64_t taps = 4) {
     fused::FlowStep f;
@@ -73,7 +73,7 @@ class GpuDecode : public testing::Test {
     EXPECT_TRUE(same_bits(a.clock.to(at::kCPU), b.clock.to(at::kCPU)));
     for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(a.tails[i].to(at::kCPU), b.tails[i].to(at::kCPU))) << i;
   }
-  // The mixer in launches of its own; the output's gate beside it.
+  // The mixer in separate launches: the operator's output and the output gate.
   static std::pair<at::Tensor, at::Tensor> in_parts(const at::Tensor& x, const fused::FlowStep& f) {
     const int64_t B = x.size(0), H = f.readout_table.size(0), width = f.k.size(2);
     const fused::FlowProjections s = fused::flow_projections_step(x, f.w, f.tails);
@@ -92,7 +92,7 @@ class GpuDecode : public testing::Test {
     return {ops::cyclic_flow_step(in, {f.k, f.v, f.clock}, options), s.gate.view({B, H, width})};
   }
 
-  // Three tokens of a mixer in one launch and in launches of its own: the same bits.
+  // Three decode steps of a mixer are bitwise the same in one launch and in separate launches.
   static void expect_parts(int64_t B, int64_t width, int64_t M, at::ScalarType state, int64_t taps) {
     SCOPED_TRACE(std::to_string(B) + " sequences, heads of " + std::to_string(width) + ", " + std::to_string(taps) + " taps");
     const fused::FlowStep f = flow(B, 256, 4, width, M, state, taps), parts = with_own_states(f);
@@ -245,7 +245,7 @@ void expect_same_model_states(const ModelState& a, const ModelState& b) {
   }
 }
 
-// Between 17 and 64 sequences.
+// Batches of 17 to 64 sequences.
 TEST_F(GpuDecode, ASequenceAmongSomeIsTheSequenceAmongOthers) {
   CausalLM model = small_cyfa();
   const auto engine = prepare_steps(model, {.engine = "sm90", .record = false});
@@ -289,7 +289,7 @@ TEST_F(GpuDecode, AReplayedStepIsTheStep) {
     EXPECT_THROW(recorded->step(at::zeros({B + 1}, at::kLong), replayed), ops::ArgumentError);
     EXPECT_THROW(recorded->step(at::full({B}, model.config().vocab_size, at::kLong), replayed), ops::ArgumentError);
     expect_same_model_states(replayed, plain);
-    ModelState other = model.initial_state(B), again = model.initial_state(B);  // another state begins anew
+    ModelState other = model.initial_state(B), again = model.initial_state(B);  // a new state starts over
     for (int64_t t = 0; t < 3; ++t) {
       const at::Tensor ids = at::randint(0, model.config().vocab_size, {B}, at::kLong);
       const at::Tensor want = engine->step(ids, again).to(at::kCPU);
@@ -299,7 +299,7 @@ TEST_F(GpuDecode, AReplayedStepIsTheStep) {
   }
 }
 
-// Models whose step needs the host say so, and are not recorded; all others are, by any engine.
+// Models whose step needs the host give a reason and are not captured; all others are captured with every engine.
 TEST_F(GpuDecode, EveryMixerIsRecordedOrSaysThatItCannotBe) {
   for (const auto& config : std::filesystem::directory_iterator(std::string(CYFA_SOURCE_DIR) + "/configs/parity")) {
     SCOPED_TRACE(config.path().filename().string());
@@ -321,7 +321,7 @@ TEST_F(GpuDecode, EveryMixerIsRecordedOrSaysThatItCannotBe) {
   }
 }
 
-// Fused in bf16 is another rounding of the same step, judged by fp32.
+// A fused bf16 step rounds differently from the plain one; both are compared with fp32.
 TEST_F(GpuDecode, AFusedStepIsAsGoodAsTheStep) {
   CausalLM narrow = small_cyfa(), wide = small_cyfa(at::kFloat);
   for (size_t id = 0; id < wide.parameters().size(); ++id) wide.parameters()[id].copy_(narrow.parameters()[id]);
@@ -340,7 +340,7 @@ TEST_F(GpuDecode, AFusedStepIsAsGoodAsTheStep) {
 }
 
 #ifdef CYFA_CUDA
-// Weights are in memory once: the parameters are views of the fused matrices.
+// Memory holds only one copy of the weights: the parameters are views of the fused matrices.
 TEST_F(GpuDecode, FusedWeightsReplaceTheParameters) {
   CausalLM model = small_cyfa();
   int64_t bytes = 0;

@@ -1,4 +1,4 @@
-// More of the GPU: the operator's neighbours, a thousand random shapes, tensors of more than 2^31 elements.
+// More GPU tests: the ops around the operator, a thousand random shapes, tensors with more than 2^31 elements.
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
@@ -20,7 +20,7 @@ class GpuShapes : public testing::Test {
 
 TEST_F(GpuShapes, NeighboursAndTheirGradients) {
   ops::neighbours::check_all(at::kCUDA, at::kFloat, 2e-6);
-  ops::neighbours::check_all(at::kCUDA, at::kBFloat16, 1e-2);  // where torch computes it, it rounds in between
+  ops::neighbours::check_all(at::kCUDA, at::kBFloat16, 1e-2);  // torch's own ops round intermediate results
 }
 
 Tensors moved(const Tensors& x, bool wide) {
@@ -29,7 +29,7 @@ Tensors moved(const Tensors& x, bool wide) {
   return there;
 }
 
-// Errors of tensors that are judged together.
+// Accumulated error and size of tensors that share one limit.
 struct Together {
   double error = 0, size = 0;
 
@@ -39,8 +39,8 @@ struct Together {
   }
 };
 
-// bf16 by whatever kernel there is, against the portable path in fp32 on the same numbers. A gradient of a few numbers may be small by
-// chance, where the terms that it is a sum of are not: those of all cases are judged together.
+// bf16 with the fastest available backend against the portable path in fp32 on the same inputs. A gradient with few elements may be small
+// by chance although it is a sum of large terms, so these gradients are compared over all cases together.
 TEST_F(GpuShapes, RandomShapesArePortable) {
   std::mt19937 random(7);
   const auto pick = [&](std::initializer_list<int64_t> from) { return *(from.begin() + random() % from.size()); };
@@ -77,7 +77,8 @@ TEST_F(GpuShapes, RandomShapesArePortable) {
     for (const auto& [name, t] : want) {
       if (name != "d_delta" && name != "d_initial_clock") judge(name, got, t);
     }
-    // The gradient of a clock is a sum of terms that cancel: for few heads the initial clock's is one small number, judged among its like.
+    // A clock's gradient is a sum of cancelling terms. That of the initial clock has few elements and may be small, so it is compared
+    // together with that of delta.
     const auto of_clocks = [&](const Tensors& x) {
       const at::Tensor delta = x.at("d_delta").flatten().to(at::kDouble);
       return Tensors{{"o", x.at("o")},
@@ -90,7 +91,7 @@ TEST_F(GpuShapes, RandomShapesArePortable) {
   std::cout << kernels << " of 1,000 cases by the GPU's own kernels\n";
 }
 
-// The last of two packed sequences begins behind the 2^31st element, and must come out as it does alone, to the bit.
+// The second of two packed sequences begins after 2^31 elements. Its results must be bitwise the same as without the first.
 TEST_F(GpuShapes, MoreElementsThan32BitsCount) {
   const int64_t H = 4, K = 256, M = 128, before = int64_t{1} << 21, own = 300, T = before + own;
   const auto options = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16);

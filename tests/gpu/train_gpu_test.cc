@@ -1,4 +1,4 @@
-// Training on a GPU in bf16: the sm90 engine against the plain model, judged by fp32; equal runs give equal bits.
+// Tests training on a GPU in bf16: errors of the sm90 engine and of the plain model, both relative to fp32; equal runs are bitwise equal.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/cuda.h>
@@ -50,7 +50,7 @@ struct Step {
   std::vector<at::Tensor> grads;
 };
 
-// Loss and gradients of two parts of a step.
+// Loss and gradients of a step with two micro-batches.
 Step run(CausalLM& m, const std::string& name, std::optional<at::ScalarType> compute, bool packed_sequences, bool recompute = false) {
   const auto engine = prepare_training(m, {compute, name, recompute});
   engine->begin_step();
@@ -102,7 +102,7 @@ TEST_F(GpuTraining, FusedWeightsGiveTheSameGradients) {
         const std::string& name = m.table().specs()[id].name;
         ASSERT_EQ(got.grads[id].defined(), plain.grads[id].defined()) << name;
         if (!got.grads[id].defined()) continue;
-        // Two ways to round: what few tokens decide differs between them by as much as each errs.
+        // Two different roundings: gradients with few elements differ between them by as much as the error of each.
         const double few = std::sqrt(std::max(1.0, 16.0 / static_cast<double>(got.grads[id].numel())));
         const double limit = 3 * few * distance(plain.grads[id], exact.grads[id]) + 1e-2;
         EXPECT_LT(distance(got.grads[id], exact.grads[id]), limit) << name;
@@ -113,7 +113,7 @@ TEST_F(GpuTraining, FusedWeightsGiveTheSameGradients) {
   }
 }
 
-// The parts in front of the operator alone, where every error is rounding's.
+// The ops in front of the operator alone, where all errors come from rounding.
 TEST_F(GpuTraining, ProjectionsAreThoseOfSeparateMatrices) {
   const int64_t D = 72, H = 4, V = 24, W = 3, widths[3] = {64, 64, 96};
   const int64_t rows = 64 + 64 + 96 + V + 3 * H, filled = (rows + 7) / 8 * 8;
@@ -142,7 +142,7 @@ TEST_F(GpuTraining, ProjectionsAreThoseOfSeparateMatrices) {
       const at::Tensor x = half(at::randn({1, 700, D})).to(at::kCUDA).requires_grad_();
       const fused::FlowProjections got = fused::flow_projections(x, w, borders);
 
-      // The same in double from separate tensors.
+      // The same in double with unfused weights.
       std::vector<at::Tensor> leaves;
       const auto leaf = [&](const at::Tensor& t) {
         leaves.push_back(t.detach().cpu().to(at::kDouble).requires_grad_());
@@ -185,7 +185,7 @@ TEST_F(GpuTraining, ProjectionsAreThoseOfSeparateMatrices) {
       torch::autograd::backward(results, grads);
       torch::autograd::backward(wanted, wide_grads);
       EXPECT_LT(distance(x.grad().cpu(), exact.grad()), 6e-3);
-      for (size_t i = 0; i < sums.size(); ++i) {  // added to the ones that were there
+      for (size_t i = 0; i < sums.size(); ++i) {  // accumulated onto the initial ones
         EXPECT_LT(distance((sums[i] - 1).cpu(), leaves[i + 1].grad().view(sums[i].sizes())), 6e-3) << "gradient " << i;
       }
     }
@@ -206,7 +206,7 @@ TEST_F(GpuTraining, EqualRunsGiveEqualBits) {
     r.rate = 1e-3;
     r.device = "cuda";
     r.dtype = "bf16";
-    const BatchSource batches = [&m](int64_t) {  // always the same, so that the loss must fall
+    const BatchSource batches = [&m](int64_t) {  // always the same batch, so the loss must fall
       const at::Tensor ids = random_ids(m, {2, 101}, 9);
       return TrainBatch{ids.narrow(1, 0, 100), ids.narrow(1, 1, 100), std::nullopt};
     };

@@ -1,4 +1,4 @@
-// Blurry window attention against its recurrence as the paper writes it, token by token: gates above 1 included.
+// Tests blurry window attention against the paper's recurrence, token by token, including gates above 1.
 #include <gtest/gtest.h>
 
 #include <numbers>
@@ -74,14 +74,14 @@ TEST(BlurryWindow, IsTheRecurrenceOfThePaper) {
   for (const int64_t rho : {1, 2, 3, 5}) {
     const Parts p(rho);
     at::manual_seed(9);
-    const at::Tensor x = at::randn({1, 3 * rho * m + 5, kHidden}, at::kDouble);  // three cycles and some
+    const at::Tensor x = at::randn({1, 3 * rho * m + 5, kHidden}, at::kDouble);  // a little more than three cycles
     const at::Tensor want = token_by_token(p, x[0], rho);
     const at::Tensor got = p.mixed(x)[0];
     EXPECT_LT((got - want).norm().item<double>() / want.norm().item<double>(), 1e-5) << rho;
   }
 }
 
-// A slot holds one token when a slot is one token long: the last m of them, whatever the order.
+// With rho = 1 each slot holds one token, so the output depends only on the last m tokens.
 TEST(BlurryWindow, OfOneTokenASlotIsASlidingWindow) {
   const Parts p(1);
   at::manual_seed(9);

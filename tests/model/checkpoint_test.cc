@@ -1,4 +1,4 @@
-// Checkpoints: round trips bit for bit, and folders that lie.
+// Tests checkpoints: bitwise round trips, and invalid or inconsistent folders.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -79,7 +79,7 @@ TEST(Checkpoint, IsNeverWrittenOverAnother) {
   EXPECT_THROW(save_checkpoint(model, folder / "a"), io::FileError);
   fs::create_directory(folder / "empty");
   EXPECT_NO_THROW(save_checkpoint(model, folder / "empty"));
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder / ""), fs::directory_iterator()), 2);  // no leftovers
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder / ""), fs::directory_iterator()), 2);  // no temporary files are left
 }
 
 TEST(Checkpoint, MissingUnexpectedAndMisshapenTensorsAreNamed) {
@@ -146,7 +146,7 @@ TEST(Checkpoint, AnIndexThatLiesIsFound) {
   expect_contains(error_of(folder / "m"), "does not hold it");
 }
 
-// Files cut short, or with bytes changed at random: an error or a load, never a crash.
+// Truncated files throw. Files with random byte changes load or throw, but never crash.
 TEST(Checkpoint, DamagedFilesNeverCrash) {
   const Folder folder;
   save_checkpoint(small_model(small_config(1)), folder / "m");

@@ -1,4 +1,4 @@
-// Configs: the paper's counts, and every way in which a config can be wrong.
+// Tests configs: the paper's parameter counts, and errors for every kind of invalid config.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -12,7 +12,7 @@ namespace {
 
 CausalLM own(const std::string& name) { return CausalLM(ModelConfig::read(std::string(CYFA_SOURCE_DIR) + "/configs/" + name + ".json")); }
 
-// The paper's table of models: millions of parameters, and numbers of recurrent state a layer (0: a cache that grows).
+// The paper's table of models: millions of parameters, and elements of recurrent state per layer (0 for a growing KV cache).
 TEST(Configs, CountsOfThePaper) {
   struct Row {
     const char* name;
@@ -66,7 +66,7 @@ TEST(Configs, DefaultsAreThePublishedOnes) {
   EXPECT_EQ(CausalLM(c).table().numel(), own("cyfa-1.4b").table().numel());
 }
 
-// What an error must say, and the config that it must say it of.
+// An invalid config and the text that its error must contain.
 TEST(Configs, ErrorsNameTheKey) {
   const auto message = [](const Json& changes) -> std::string {
     Json config = small_config();
@@ -163,7 +163,7 @@ TEST(Configs, WhatAnOriginCanAndThisProgramCannotIsRefused) {
       if (c.name != name) continue;
       Json config = c.config;
       config.update(changes);
-      // Some keys are refused for the sake of another one.
+      // For some keys, the error is about another key.
       std::string key = changes.begin().key();
       if (key == "use_gv") key = "use_gk";
       if (key == "clock") key = "rho";
@@ -217,7 +217,7 @@ TEST(Parameters, InitialisationIsTheDocumentedOne) {
   for (size_t id = 0; id < m.parameters().size(); ++id) EXPECT_TRUE(at::equal(m.parameters()[id], again.parameters()[id]));
 }
 
-// What can be recorded on a GPU and replayed, and what cannot, with a reason.
+// Which mixers can be captured in a CUDA graph, and the reasons of those that cannot.
 TEST(Configs, MixersSayWhetherAStepNeedsTheHost) {
   const auto reason = [](const char* name) { return own(name).layers()[0].block->mixer().needs_host(); };
   for (const char* name : {"parity/cyfa", "parity/gdn", "parity/mamba3"}) EXPECT_EQ(reason(name), "") << name;
@@ -237,7 +237,7 @@ TEST(Hybrids, TheAttnObjectSaysWhichLayersAreAttention) {
   EXPECT_EQ(m.config().layer_types, (std::vector<std::string>{"cyclic_flow_attention", "full_attention", "sliding_attention"}));
   std::map<std::string, std::vector<int64_t>> shapes;
   for (const ParameterSpec& spec : m.table().specs()) shapes[spec.name] = spec.shape;
-  // Names and shapes of flash-linear-attention's Attention: heads of hidden_size / num_heads.
+  // Names and shapes of flash-linear-attention's Attention, with head width hidden_size / num_heads.
   EXPECT_EQ(shapes.at("model.layers.1.attn.k_proj.weight"), (std::vector<int64_t>{24, 48}));
   EXPECT_FALSE(shapes.contains("model.layers.1.attn.q_proj.bias"));
   EXPECT_EQ(shapes.at("model.layers.2.attn.q_proj.bias"), (std::vector<int64_t>{48}));
@@ -273,7 +273,7 @@ TEST(Hybrids, BadPlansAreRefusedByName) {
   says({{"attn", {{"layers", {1}}, {"num_heads", 4}}}, {"layer_types", Json::array()}}, "layer_types");
 }
 
-// A config as data: what a front end needs to build the model itself.
+// describe() contains what a front end needs to build the model itself.
 TEST(Configs, AreDescribedAsData) {
   const CausalLM m(ModelConfig::parse(small_config()));
   const Json d = describe(m);
@@ -293,7 +293,7 @@ TEST(Configs, AreDescribedAsData) {
     EXPECT_FALSE(p["init"].get<std::string>().empty());
   }
   EXPECT_EQ(numbers, d["parameter_count"]);
-  for (const auto& kind : mixer_kinds()) {  // every kind can be described
+  for (const auto& kind : mixer_kinds()) {  // describe() works for every kind
     if (kind.layout.mlp_width == BackboneLayout::Mlp::kGiven) continue;
     EXPECT_FALSE(describe(CausalLM(ModelConfig::parse({{"model_type", kind.model_type}, {"num_hidden_layers", 1}})))["layers"].empty());
   }

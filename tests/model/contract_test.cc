@@ -1,4 +1,4 @@
-// What every model keeps, whatever its mixer and its ablations: forward, pieces, packed sequences and steps agree.
+// Tests that hold for every model, mixer and ablation: forward, forward in pieces, packed sequences and decode steps agree.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -16,7 +16,7 @@ class ModelContract : public testing::TestWithParam<ModelCase> {
 
 double rel(const at::Tensor& a, const at::Tensor& b) { return (a - b).norm().item<double>() / b.norm().item<double>(); }
 
-// The same model in double.
+// Logits of the same model in double.
 at::Tensor exact_logits(const CausalLM& m, const at::Tensor& ids) {
   CausalLM wide(m.config());
   for (size_t id = 0; id < m.parameters().size(); ++id) wide.parameters()[id] = m.parameters()[id].to(at::kDouble);
@@ -24,7 +24,7 @@ at::Tensor exact_logits(const CausalLM& m, const at::Tensor& ids) {
   return wide.head(w, wide.forward(w, ids).hidden);
 }
 
-// Zeros where a parameter has none; the model's own are gone then.
+// Returns all gradients, zeros for parameters without one, and resets them in the model.
 std::vector<at::Tensor> take_gradients(CausalLM& m) {
   std::vector<at::Tensor> all;
   for (at::Tensor& p : m.parameters()) {
@@ -144,7 +144,7 @@ TEST_P(ModelContract, BatchesAreJoinedAndSplit) {
   ModelState together = ModelState::concatenate(alone);
   EXPECT_EQ(together.sequences(), 3);
   const at::Tensor next = random_ids(m, {3, 4});
-  // Read on as whole sequences: their histories differ in length.
+  // Continue with a forward over the batch, whose sequences have histories of different lengths.
   const at::Tensor read_on = m.forward(w, next, std::nullopt, &together).hidden;
   for (int64_t i = 0; i < 3; ++i) {
     EXPECT_LT(rel(read_on.narrow(0, i, 1), m.forward(w, next.narrow(0, i, 1), std::nullopt, &alone[static_cast<size_t>(i)]).hidden), 2e-5);
@@ -171,7 +171,7 @@ TEST_P(ModelContract, CheckpointsComeBack) {
   EXPECT_EQ(fingerprint(again), fingerprint(m));
 }
 
-// The loss moves along a direction as the gradients say, where no gradient is stopped on purpose.
+// Directional derivative: the change of the loss along a direction matches the gradients, for models that stop no gradient.
 TEST_P(ModelContract, GradientsAreDirections) {
   Json config = GetParam().config;
   if (config["model_type"] == "cyclic_flow_attention") config["clock_stop_gradient"] = false;
@@ -198,7 +198,7 @@ TEST_P(ModelContract, GradientsAreDirections) {
   EXPECT_NEAR((moved(kStep) - moved(-kStep)) / (2 * kStep), predicted, 1e-4 * std::max(1.0, std::abs(predicted)));
 }
 
-// A sequence read in two parts has the gradients of the whole: they go through every tensor of the state.
+// A forward in two parts has the same gradients as one forward: they flow through every tensor of the state.
 TEST_P(ModelContract, GradientsFlowThroughStates) {
   CausalLM m = model();
   for (at::Tensor& p : m.parameters()) p = p.to(at::kDouble).requires_grad_();
@@ -223,7 +223,7 @@ TEST_P(ModelContract, GradientsFlowThroughStates) {
   }
 }
 
-// A final state shares no memory with anything: a step that updates it in place changes neither the initial state nor what backward needs.
+// A final state shares no storage: updating it in place changes neither the initial state nor tensors saved for backward.
 TEST_P(ModelContract, FinalStatesOwnTheirMemory) {
   CausalLM m = model();
   for (at::Tensor& p : m.parameters()) p.requires_grad_();
@@ -243,7 +243,7 @@ TEST_P(ModelContract, FinalStatesOwnTheirMemory) {
           const at::Tensor x = out.final_state.layers[i][j];
           EXPECT_TRUE(x.is_contiguous());
           EXPECT_EQ(x.storage().nbytes(), x.nbytes()) << "layer " << i << ", state " << j << " holds more memory than it needs";
-          if (spoil && x.numel() > 0) std::memset(x.data_ptr(), 0x7f, x.nbytes());  // autograd does not see it
+          if (spoil && x.numel() > 0) std::memset(x.data_ptr(), 0x7f, x.nbytes());  // bypasses autograd's version counter
           EXPECT_TRUE(at::equal(start.layers[i][j], before.layers[i][j]));
         }
       }
@@ -257,7 +257,7 @@ TEST_P(ModelContract, FinalStatesOwnTheirMemory) {
   }
 }
 
-// What is computed again in backward outlives the weights, the state and the borders that the caller has dropped.
+// Recomputation in backward works after the caller has destroyed the weights, the state and cu_seqlens.
 TEST_P(ModelContract, RecomputationOwnsWhatItNeeds) {
   CausalLM m = model();
   for (at::Tensor& p : m.parameters()) p.requires_grad_();
@@ -306,7 +306,7 @@ TEST(Model, AStateOfAnotherMixerIsRefused) {
       } catch (const std::invalid_argument& e) {
         message = e.what();
       }
-      // Two kinds may keep tensors of the very same shapes; everything else is refused by name.
+      // Two kinds may have states of identical shapes; all other states must throw with the tensor's name.
       const ModelState wanted = m.initial_state(1), came = n.initial_state(1);
       const auto shapes = [](const ModelState& s) {
         std::vector<std::vector<int64_t>> all;
@@ -324,7 +324,7 @@ TEST(Model, AStateOfAnotherMixerIsRefused) {
   }
 }
 
-// The clock's input takes a gradient only where the config says so.
+// Gradients flow through the clock to the mixer's input only if the config says so.
 TEST(Model, StopGradientOfTheClock) {
   const auto gradient = [](bool stop) {
     Json config = small_config(1);

@@ -1,4 +1,4 @@
-// Writes tests/vectors/model_tiny: a checkpoint in fp32 and what it gives in double. Run by hand when the format changes:
+// Writes tests/vectors/model_tiny: an fp32 checkpoint and its outputs in double. Run it manually when the format changes:
 //   make_model_vectors tests/vectors/model_tiny
 #include <iostream>
 

@@ -1,4 +1,4 @@
-// Small models for the tests: every mixer there is, with sizes of no pattern.
+// Small models of every mixer for the tests, with irregular sizes.
 #pragma once
 
 #include <filesystem>
@@ -20,13 +20,13 @@ inline Json small_config(int64_t layers = 2) {
           {"eos_token_id", 2}};
 }
 
-// A model and what it is called in tests.
+// A config and its name in the tests.
 struct ModelCase {
   std::string name;
   Json config;
 };
 
-// Small models of every kind in the registry, and of the options that change what a kind computes.
+// Small models of every kind in the registry and of every option that changes what a kind computes.
 inline std::vector<ModelCase> model_cases() {
   const auto backbone = [](const char* type, const Json& keys) {
     Json config = {{"model_type", type}, {"hidden_size", 48}, {"num_hidden_layers", 2},
@@ -115,7 +115,7 @@ inline std::vector<ModelCase> model_cases() {
       {"KdaShared", backbone("kda", {{"num_heads", 2}, {"num_v_heads", 4}, {"head_dim", 12}, {"conv_bias", true}})}};
 }
 
-// Initialised, then moved off its initial values, so that an ignored parameter shows.
+// An initialised model with perturbed parameters, so that a test notices a parameter that is ignored.
 inline CausalLM small_model(const Json& config, uint64_t seed = 3, at::ScalarType dtype = at::kFloat) {
   CausalLM model(ModelConfig::parse(config));
   model.initialise(seed, dtype);
@@ -130,7 +130,7 @@ inline at::Tensor random_ids(const CausalLM& model, at::IntArrayRef sizes, uint6
   return at::randint(3, model.config().vocab_size, sizes, at::kLong);
 }
 
-// A folder of its own, removed at the end.
+// A temporary folder, removed by the destructor.
 class Folder {
  public:
   Folder() {

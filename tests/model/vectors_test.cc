@@ -1,4 +1,5 @@
-// Stored models and what they give: the project's own vectors and, where the folder is present, checkpoints of the methods' origins.
+// Tests stored models against their stored outputs: the project's own vectors and, if the folder is present, checkpoints of the original
+// implementations.
 #include <gtest/gtest.h>
 
 #include "cyfa/model/checkpoint.h"
@@ -25,7 +26,7 @@ std::vector<fs::path> folders() {
 
 class StoredModel : public testing::TestWithParam<fs::path> {
  protected:
-  // Stored values of these two come from kernels with errors near 1e-3.
+  // The stored values of these two come from kernels with errors of about 1e-3.
   static double limit() { return GetParam().filename() == "kda" || GetParam().filename() == "delta_net" ? 2e-3 : 1e-4; }
 };
 

@@ -1,4 +1,4 @@
-// Every wrong argument is an ArgumentError that names the op, the argument, what came and what was wanted; nothing is changed.
+// Every invalid argument throws an ArgumentError that names the op, the argument, its value and what is expected; nothing is modified.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -32,7 +32,7 @@ std::string shape_text(const at::Tensor& x) {
   return out.str();
 }
 
-// Names as the ops' messages use them.
+// Argument names as used in error messages.
 std::string argument_name(const std::string& name) {
   if (name == "initial_k") return "initial_state.k";
   if (name == "initial_v") return "initial_state.v";
@@ -82,7 +82,7 @@ TEST_P(BadInput, SizesThatDisagree) {
         inputs[name] = at::zeros(sizes, x.options());
         SCOPED_TRACE(name + " " + shape_text(inputs.at(name)));
         if (name == "q" || (name == "v" && dim == 3)) {
-          refuse(inputs, {});  // the others are measured by q and by the width of v, so it is they who are named
+          refuse(inputs, {});  // q and the width of v define the expected shapes, so the error names another argument
         } else if (name == "readout" && dim > 0) {
           refuse(inputs, {"readout", std::to_string(sizes[1]) + " x " + std::to_string(sizes[2])});
         } else {
@@ -199,11 +199,11 @@ TEST_P(BadInput, BordersWithoutElements) {
   Tensors inputs = make_inputs(c);
   inputs["cu_seqlens"] = at::empty({0}, at::kLong);
   refuse(inputs, {"cu_seqlens", "has shape [0]"});
-  inputs["cu_seqlens"] = at::zeros({1}, at::kLong);  // no sequence, but five tokens
+  inputs["cu_seqlens"] = at::zeros({1}, at::kLong);  // no sequences, but five tokens
   refuse(inputs, {"cu_seqlens", "ends at 0", "T = 5"});
   inputs["cu_seqlens"] = at::scalar_tensor(5, at::kLong);
   refuse(inputs, {"cu_seqlens", "has shape []"});
-  inputs["cu_seqlens"] = at::Tensor();  // given, but not there: not the same as a plain batch
+  inputs["cu_seqlens"] = at::Tensor();  // given but undefined; this is not the same as absent
   refuse(inputs, {"cu_seqlens", "is missing"});
 }
 
@@ -250,7 +250,7 @@ TEST_P(BadInput, Options) {
   refuse(good(), {"norm_eps", "nan"}, {.norm_eps = nan});
 }
 
-// chunk * segment_chunks must not wrap. In a process of its own: where it does, the plan of segments never ends.
+// chunk * segment_chunks must not overflow. Runs in a subprocess, because with an overflow the segment planning would never end.
 TEST_P(BadInput, SegmentsBeyondCounting) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (const int64_t count : {int64_t{1} << 60, std::numeric_limits<int64_t>::max()}) {
@@ -266,7 +266,7 @@ TEST_P(BadInput, SegmentsBeyondCounting) {
   }
 }
 
-// Each dimension wrong on its own is covered by SizesThatDisagree; here all parts of the state agree with each other.
+// SizesThatDisagree covers single wrong dimensions. Here all parts of the state are consistent with each other but not with the inputs.
 TEST_P(BadInput, TheStateOfAnotherModel) {
   for (const OpCase& other : {OpCase{.B = 2, .H = 3, .K = 8, .V = 6, .M = 8}, OpCase{.B = 2, .H = 3, .K = 4, .V = 4, .M = 8},
                               OpCase{.B = 2, .H = 3, .K = 4, .V = 6, .M = 16}, OpCase{.B = 2, .H = 2, .K = 4, .V = 6, .M = 8},
@@ -319,7 +319,7 @@ TEST(BadInputCyclicFlow, ReadoutTable) {
   refuse(at::Tensor(), {"readout", "is missing"});
 }
 
-// The step
+// Decode steps
 
 class BadStep : public testing::Test {
  protected:
@@ -342,7 +342,7 @@ class BadStep : public testing::Test {
                           {x.at("initial_k"), x.at("initial_v"), x.at("initial_clock")}, options);
   }
 
-  // Refused, and every tensor keeps its bits: a state must not be half-changed.
+  // Throws, and leaves every tensor bitwise unchanged: a state must not be partially updated.
   static void refuse(const Tensors& x, Words words, const RunOptions& options = {}) {
     Tensors before;
     for (const auto& [name, t] : x) before[name] = t.defined() && t.is_cpu() ? t.clone() : t;

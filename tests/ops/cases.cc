@@ -9,7 +9,7 @@
 namespace cyfa::test {
 namespace {
 
-// Largest errors by type and tensor, printed at the end of the program.
+// Largest errors by type and tensor, printed when the program ends.
 class ErrorTable : public testing::Environment {
  public:
   void record(const std::string& dtype, const std::string& name, double error) {

@@ -1,4 +1,4 @@
-// The op cases (cyfa/ops/cases/op_case.h) as the tests use them: run on the device under test, with results judged by gtest.
+// The op cases (cyfa/ops/cases/op_case.h) for gtest: runs on the device under test and comparisons of results.
 #pragma once
 
 #include "cyfa/ops/cases/op_case.h"
@@ -13,7 +13,8 @@ namespace cyfa::test {
 
 using namespace cases;
 
-// Where calls from CPU tensors run, results being brought back: the environment's CYFA_TEST_DEVICE, or the CPU. The reference stays there.
+// The device under test: the environment variable CYFA_TEST_DEVICE, or the CPU. Inputs and results stay on the CPU and are copied for each
+// call. The reference always runs on the CPU.
 at::Device test_device();
 
 // call_op and run_op on that device.
@@ -22,13 +23,13 @@ Tensors run(Op op, const Tensors& inputs, const Tensors& gradients, const RunOpt
             const std::optional<std::set<std::string>>& wanted = std::nullopt);
 Tensors run(const OpCase& c, const RunOptions& options = {});
 
-// Every tensor of `want` within its limit (limit_of), or within `limit` where one is given. Keeps the largest errors, which a program
-// prints when all its tests have run.
+// Expects every tensor of `want` to match within its limit (limit_of), or within `limit` if given. Records the largest errors, which are
+// printed when the program ends.
 void expect_close(const Tensors& got, const Tensors& want, std::optional<double> limit = std::nullopt);
 
 void expect_same_bits(const Tensors& got, const Tensors& want);
-// The same for results of calls of different shapes. Where a GPU computes in parts of ATen, cuBLAS adds in an order that it chooses by the
-// shape: there they are close (docs/support.md).
+// The same for results of calls with different shapes. On a GPU with ATen ops they are only close, because cuBLAS chooses the order of
+// summation by the shape (docs/support.md).
 void expect_same_bits_of_shapes(const Tensors& got, const Tensors& want);
 
 }  // namespace cyfa::test

@@ -1,5 +1,4 @@
-// What cyclic_flow keeps beyond the contract of all ops (op_contract_test.cc): its slots, its clock, its norms, its step and its
-// choice of backend.
+// Tests of cyclic_flow beyond those for all ops (op_contract_test.cc): slots, clock, norms, decode step and backend selection.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +33,7 @@ TEST_P(CyclicFlow, MatchesReferenceForEveryNumberOfSlots) {
   }
 }
 
-// The published head: K = V = 256, M = 128.
+// The head size of the published models: K = V = 256, M = 128.
 TEST_P(CyclicFlow, MatchesReferenceForThePublishedHead) {
   const OpCase c = make({.B = 1, .T = 150, .H = 1, .K = 256, .V = 256, .M = 128});
   expect_close(run(c), judge(c));
@@ -53,7 +52,7 @@ TEST_P(CyclicFlow, EachNormAlone) {
 TEST_P(CyclicFlow, ScaleAndEpsilonAreUsed) {
   const OpCase c = make({});
   const Tensors inputs = make_inputs(c);
-  inputs.at("q").mul_(1e-3);  // small enough that the epsilon shows
+  inputs.at("q").mul_(1e-3);  // small enough that norm_eps matters
   inputs.at("k").mul_(1e-3);
   const Tensors gradients = make_output_gradients(c);
   for (const double scale : {0.0, -0.5, 2.0}) {
@@ -74,8 +73,8 @@ TEST_P(CyclicFlow, RowsOfZerosHaveANorm) {
   expect_close(run(c.op, inputs, gradients), judge(c.op, inputs, gradients));
 }
 
-// At a clock of 1e6 a double steps by 1.2e-10, and the two orders in which increments are added differ by a few of those; a
-// phase error is at most pi times that. Hence 1e-8 in fp64; fp32 keeps its limit.
+// At a clock of 1e6 the spacing of doubles is 1.2e-10. Two orders of summing the increments differ by a few spacings, and the phase error
+// is at most pi times that. Hence the limit of 1e-8 in fp64; fp32 keeps its limit.
 constexpr double kLargeClockFp64 = 1e-8;
 
 TEST_P(CyclicFlow, ClocksOfAMillionAreExact) {
@@ -83,14 +82,14 @@ TEST_P(CyclicFlow, ClocksOfAMillionAreExact) {
     for (const int64_t M : {6, 16, 128}) {
       const OpCase c = make({.T = 100, .M = M, .clock = clock});
       SCOPED_TRACE(describe(c) + " clock " + std::to_string(clock));
-      // Beyond a million the clock's own step in fp64 grows in proportion.
+      // Beyond 1e6 the spacing of doubles grows in proportion to the clock.
       const double limit = kLargeClockFp64 * std::max(1.0, std::abs(clock) / 1e6);
       expect_close(run(c), judge(c), GetParam() == at::kDouble ? std::optional(limit) : std::nullopt);
     }
   }
 }
 
-// P has period m: taking a multiple of m off the clock changes nothing but the clock.
+// P has period m: subtracting a multiple of m from the clock changes nothing but the clock.
 TEST_P(CyclicFlow, TheClockWrapsModuloM) {
   for (const int64_t M : {6, 16, 128}) {
     const OpCase c = make({.T = 100, .M = M, .clock = 1e6});
@@ -133,7 +132,7 @@ TEST_P(CyclicFlow, ThePaddingRowStaysZero) {
   }
 }
 
-// Weights of another type than q are used as they are, and their gradients come back in their own type.
+// Weights of another type than q are used without conversion, and their gradients have their own type.
 TEST_P(CyclicFlow, GatesAndWeightsMayHaveAnotherType) {
   for (const at::ScalarType gate : {at::kFloat, at::kDouble, at::kBFloat16}) {
     OpCase c = make({.T = 70});
@@ -147,7 +146,8 @@ TEST_P(CyclicFlow, GatesAndWeightsMayHaveAnotherType) {
   }
 }
 
-// On a CPU one sequence is walked at a time; a GPU walks many side by side. Here the number of lanes is set by hand.
+// On a CPU the portable path processes one sequence at a time, on a GPU many in parallel (lanes). Here the number of lanes is set
+// explicitly.
 TEST_P(CyclicFlow, SequencesMayBeWalkedSideBySide) {
   using OptionalList = c10::List<std::optional<at::Tensor>>;
   using Forward =
@@ -206,7 +206,7 @@ TEST_P(CyclicFlow, TheFinalStateMayBeLeftOut) {
   }
 }
 
-// Steps
+// Decode steps
 
 TEST(CyclicFlowStep, ChainOfStepsIsTheForward) {
   for (const int64_t M : {2, 4, 6, 16, 64, 128, 256}) {
@@ -341,7 +341,7 @@ TEST(CyclicFlowBackend, TheFirstThatDoesNotRefuseIsChosen) {
   EXPECT_THROW(ops::choose_backend("op", Backend::kReference, {{Backend::kPortable, ""}}), ops::ArgumentError);
 }
 
-// The table that steps read is R Phi: with R = I, Phi itself, whose columns are orthonormal but for the padding column.
+// The readout table of decode steps is R Phi. With R = I it is Phi, whose columns are orthonormal except for the padding column.
 TEST(CyclicFlowReadoutTable, IsTheFourierBasisForTheIdentity) {
   for (const int64_t M : {2, 6, 64, 256}) {
     const at::Tensor table = ops::cyclic_flow_readout_table(at::eye(M - 1, at::kDouble).unsqueeze(0));

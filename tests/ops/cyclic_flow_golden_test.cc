@@ -1,4 +1,4 @@
-// cyclic_flow against stored vectors: the authors' (shared/golden, outside this repository; skipped where absent) and the
+// Tests cyclic_flow against stored vectors: the paper authors' (shared/golden, outside this repository; skipped if absent) and the
 // project's own (tests/vectors).
 #include <gtest/gtest.h>
 
@@ -14,11 +14,11 @@ namespace fs = std::filesystem;
 
 struct VectorSet {
   const char* name;
-  bool ours;  // computed in fp64; else the authors' fp32 token loop
+  bool ours;  // true: computed in fp64 by this project; false: by the authors' fp32 token loop
   const char* file;
 };
 
-// The folder named by CYFA_SHARED, or shared/ beside the source tree or above it. Empty: there is none.
+// The folder named by CYFA_SHARED, or shared/ next to the source tree or further up. Empty if there is none.
 fs::path shared_folder() {
   if (const char* named = std::getenv("CYFA_SHARED")) return named;
   for (fs::path folder = CYFA_SOURCE_DIR; folder.has_relative_path(); folder = folder.parent_path()) {
@@ -33,7 +33,7 @@ fs::path path_of(const VectorSet& set) {
   return shared.empty() ? fs::path() : shared / "golden" / set.file;
 }
 
-// The authors' loop runs in fp32: the fp64 reference is 8.7e-6 away from it on the worst tensor.
+// The authors' loop runs in fp32: its largest difference from the fp64 reference is 8.7e-6.
 constexpr double kAuthorsLimit = 5e-5;
 
 class CyclicFlowGolden : public testing::TestWithParam<VectorSet> {
@@ -44,7 +44,7 @@ class CyclicFlowGolden : public testing::TestWithParam<VectorSet> {
     golden_ = read_golden(path);
   }
 
-  // Runs on the stored inputs rounded to `dtype`.
+  // Runs the op on the stored inputs rounded to `dtype`.
   Tensors run_in(at::ScalarType dtype, ops::Backend backend) const {
     const auto rounded = [&](Tensors x) {
       for (auto& [name, t] : x) {

@@ -1,4 +1,4 @@
-// The plain parts around a mixer, and ShortConv, against torch's own operations.
+// Tests the elementwise ops, norms and short convolution around a mixer against torch's own ops.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -40,7 +40,7 @@ TEST(Dense, StepRefusesOtherShapes) {
   EXPECT_THROW(linear_step(at::randn({2, 3}), at::randn({4, 3}), at::randn({3})), ArgumentError);
 }
 
-// Rows of every function, alone and among others, with values where exp overflows.
+// Row functions match torch, and each row's result is bitwise independent of the batch. Includes values for which exp overflows.
 TEST(Dense, RowFunctionsMatchTorchAndDoNotDependOnTheBatch) {
   const at::NoGradGuard no_grad;
   at::Tensor x = at::randn({7, 37}) * 20, y = at::randn({7, 37});
@@ -65,12 +65,12 @@ TEST(Dense, RowFunctionsMatchTorchAndDoNotDependOnTheBatch) {
   }
 }
 
-// Gradients by kernels, in several tasks, against the same in double.
+// Results and gradients of the CPU kernels, run as several parallel tasks, against double.
 TEST(Dense, NeighboursAndTheirGradients) { neighbours::check_all(at::kCPU, at::kFloat, 2e-6); }
-// Where there are no kernels.
+// The same in bf16, for which there are no kernels.
 TEST(Dense, NeighboursInHalfPrecision) { neighbours::check_all(at::kCPU, at::kBFloat16, 2e-2); }
 
-// torch's conv1d on one sequence with `past` tokens in front.
+// torch's conv1d on one sequence, with the tokens `past` prepended.
 at::Tensor plain_conv(const at::Tensor& past, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const at::Tensor rows = at::cat({past, x}).t().unsqueeze(0);
   return at::conv1d(rows, weight, bias, 1, at::IntArrayRef(0), 1, weight.size(0)).squeeze(0).t();

@@ -1,5 +1,5 @@
-// Random calls of every op, about half of them wrong in one to three places. Whether a call is right is decided here, by
-// rules of this file; a right one must match the reference and a wrong one must be an ArgumentError.
+// Random calls of every op, about half of them with one to three mutations. This file has its own rules to decide whether a call is valid.
+// Valid calls must match the reference; invalid ones must throw ArgumentError.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -32,7 +32,7 @@ class Fuzzer {
     }
     c.H = pick(1, 3);
     c.norm_weights = chance(0.5);
-    c.K = pick(c.norm_weights ? 2 : 1, 9);  // the norm of one number is its sign, whose gradient is all rounding
+    c.K = pick(c.norm_weights ? 2 : 1, 9);  // RMSNorm of a single element is its sign, whose gradient is only rounding error
     c.V = pick(1, 9);
     c.M = 2 * pick(1, 6);
     c.dtype = one_of({at::kFloat, at::kFloat, at::kDouble, at::kBFloat16});
@@ -53,7 +53,7 @@ class Fuzzer {
     return options;
   }
 
-  // One change to a random tensor. Not every change is a mistake.
+  // Mutates a random tensor. Not every mutation makes the call invalid.
   void change(Tensors& inputs) {
     auto entry = inputs.begin();
     std::advance(entry, pick(0, static_cast<int64_t>(inputs.size()) - 1));
@@ -82,7 +82,7 @@ class Fuzzer {
       case 5:
         if (x.numel() == 0 || !x.is_contiguous()) return;
         if ((name == "log_alpha" || name == "log_gamma") && x.is_floating_point()) {
-          if (!test_device().is_cpu()) return;  // there the values of gates are not looked at
+          if (!test_device().is_cpu()) return;  // gate values are checked only on the CPU
           x.flatten()[pick(0, x.numel() - 1)] = one_of<double>({0.5, NAN});
         }
         if (name == "cu_seqlens") x.flatten()[pick(0, x.numel() - 1)] = pick(-1, 30);
@@ -105,11 +105,11 @@ bool floating(const at::Tensor& x) {
 
 bool is(const at::Tensor& x, const std::vector<int64_t>& sizes) { return x.sizes() == at::IntArrayRef(sizes); }
 
-// No gate above 0, none that is no number.
+// Whether no gate is above 0 or NaN.
 bool gates_are_right(const at::Tensor& x) { return x.numel() == 0 || (x.to(at::kDouble) <= 0.0).all().item<bool>(); }
 
-// The rules of cyfa/ops/cyclic_flow/cyclic_flow.h and cyfa/ops/recurrence/table.h: `shapes` are those of what the op takes beside q, k, v,
-// state and borders.
+// The rules of cyfa/ops/cyclic_flow/cyclic_flow.h and cyfa/ops/recurrence/table.h. `shapes` are those of the op's arguments other than q,
+// k, v, the state and cu_seqlens.
 using Shapes = std::map<std::string, std::vector<int64_t>>;
 
 Shapes gate_shapes(Op op, int64_t B, int64_t T, int64_t H, int64_t K, int64_t V) {
@@ -177,14 +177,14 @@ std::string describe(const Tensors& inputs, const RunOptions& options) {
   return out.str();
 }
 
-// Gradients of ones of every output, in the output's type.
+// Output gradients of ones, in each output's type.
 Tensors ones_for(const Tensors& outputs) {
   Tensors gradients;
   for (const auto& [name, x] : outputs) gradients[name] = at::ones_like(x);
   return gradients;
 }
 
-// The inputs, each number moved by as much as one rounding to fp32 may, up and down in turn.
+// The inputs with each element perturbed by one fp32 rounding error, alternately up and down.
 Tensors rounded_once(const Tensors& inputs) {
   constexpr double kRounding = 5.9604644775390625e-8;
   Tensors moved;
@@ -225,7 +225,7 @@ TEST_P(Fuzz, RightCallsMatchAndWrongCallsAreRefused) {
       for (const auto& [name, want] : judge(c.op, inputs, ones_for(outputs), {.scale = options.scale})) {
         const double error = relative_l2(results.at(name), want);
         double limit = limit_of(outputs.at("o").scalar_type(), name, results.at(name));
-        if (error > limit && outputs.at("o").scalar_type() != at::kDouble) {  // of a few numbers that all but cancel: what rounding must do
+        if (error > limit && outputs.at("o").scalar_type() != at::kDouble) {  // nearly cancelling sums: allow for unavoidable rounding
           limit += 4.0 * relative_l2(judge(c.op, rounded_once(inputs), ones_for(outputs), {.scale = options.scale}).at(name), want);
         }
         ASSERT_LE(error, limit) << name;
@@ -238,7 +238,7 @@ TEST_P(Fuzz, RightCallsMatchAndWrongCallsAreRefused) {
       FAIL() << "neither a result nor an ArgumentError: " << std::string(error.what()).substr(0, 400);
     }
   }
-  // Both halves must have been tried.
+  // The test must have covered both valid and invalid calls.
   EXPECT_GT(taken, 250);
   EXPECT_GT(refused, 250);
 }

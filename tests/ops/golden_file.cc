@@ -8,7 +8,7 @@
 namespace cyfa::test {
 namespace {
 
-// Gradients that go in: do and d_final_*.
+// Output gradients, the inputs of backward: do and d_final_*.
 std::string gradient_file_name(const std::string& output) { return output == "o" ? "do" : "d_" + vector_name(output); }
 
 at::ScalarType torch_type(io::DType dtype) {

@@ -1,5 +1,5 @@
-// Operator vectors in the format of shared/checkpoint-format.md (golden/): inputs, gradients that go in and all results of one
-// cyclic_flow call. In the files log_alpha is called g and the clock lambda.
+// Operator vectors in the format of shared/checkpoint-format.md (golden/): inputs, output gradients and all results of one cyclic_flow
+// call. In the files, log_alpha is called g and the clock lambda.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// Writes the project's own operator vectors: the fp64 reference on inputs that fp32 holds exactly.
+// Writes the project's own operator vectors: results of the fp64 reference on inputs that are exact in fp32.
 //   make_vectors [folder]        (default: tests/vectors of the source tree)
 #include <cmath>
 #include <cstdio>

@@ -1,4 +1,5 @@
-// The parts around a mixer's operator (norms, SwiGLU, ShortConv), with every gradient, against the same in double: for any device and type.
+// Tests the ops around a mixer's operator (norms, SwiGLU, short convolution) and all their gradients against double, for any device and
+// type.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,8 +23,8 @@ inline double distance(const at::Tensor& got, const at::Tensor& wanted) {
   return ((a - b).norm() / b.norm().clamp_min(1e-300)).item<double>();
 }
 
-// f of the inputs as they are (`weights` of the first of them stay fp32, as in a model) and of the same numbers in double: results and
-// gradients.
+// Compares results and gradients of f for inputs in `type` (weights stay fp32, as in a model) with those for the same values in double, and
+// expects equal calls to give bitwise equal gradients.
 inline void compare(const std::string& name, const Tensors& inputs, const std::vector<bool>& is_weight, at::Device device,
                     at::ScalarType type, double limit, const std::function<Tensors(const Tensors&)>& f) {
   Tensors narrow, wide;

@@ -1,4 +1,4 @@
-// The contract that every recurrence op keeps, whatever its backend: written once, run for each op and type.
+// Tests that hold for every recurrence op and backend, run for each op and type.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
@@ -22,7 +22,7 @@ std::string name_of(const testing::TestParamInfo<OpAndType>& test) { return op_l
 
 class Contract : public testing::TestWithParam<OpAndType> {
  protected:
-  // The common case with changes.
+  // `c` for the op and type under test.
   OpCase make(OpCase c = {}) const {
     c.op = GetParam().op;
     c.dtype = GetParam().dtype;
@@ -31,8 +31,8 @@ class Contract : public testing::TestWithParam<OpAndType> {
   Op op() const { return GetParam().op; }
   bool cyclic() const { return op() == Op::kCyclicFlow; }
 
-  // Tokens begin .. end - 1 become padding: they neither write, decay nor move the clock. What they read stays. A gate that is one for all
-  // tokens has to be open.
+  // Turns tokens begin .. end - 1 into padding: they do not write, decay or advance the clock, but still read. A gate that is shared by all
+  // tokens is opened.
   void pad(const Tensors& inputs, int64_t begin, int64_t end) const {
     for (const char* name : {"log_alpha", "delta", "beta"}) {
       if (inputs.contains(name)) inputs.at(name).narrow(1, begin, end - begin).zero_();
@@ -52,7 +52,7 @@ std::vector<OpAndType> ops_and_types() {
 
 INSTANTIATE_TEST_SUITE_P(Ops, Contract, testing::ValuesIn(ops_and_types()), name_of);
 
-// Results of independent calls as one: tokens and states side by side, gradients of shared weights added up.
+// Combines the results of independent calls: concatenates tokens and states, adds gradients of shared weights.
 Tensors joined(const std::vector<Tensors>& parts, int64_t token_dim) {
   Tensors whole;
   for (const auto& [name, first] : parts.front()) {
@@ -69,9 +69,9 @@ Tensors joined(const std::vector<Tensors>& parts, int64_t token_dim) {
   return whole;
 }
 
-// What must not depend, bit for bit, on who else is in the batch or how many threads there are. Gradients of shared weights are
-// sums over the batch. d_log_alpha sums over a whole state, which ATen splits by the number of heads walked together, and that
-// depends on the threads: it may differ by rounding.
+// The results that must be bitwise independent of the batch and of the number of threads. Gradients of shared weights are sums over the
+// batch. d_log_alpha may differ by rounding: it sums over a whole state, and ATen splits the sum by the number of heads processed together,
+// which depends on the threads.
 Tensors per_sequence(const Tensors& results) {
   Tensors kept;
   for (const auto& [name, x] : results) {
@@ -80,7 +80,7 @@ Tensors per_sequence(const Tensors& results) {
   return kept;
 }
 
-// One sequence walked in pieces that end at `borders`: states carried forward, their gradients carried back.
+// Runs one sequence in pieces that end at `borders`, passing states forward and their gradients backward.
 Tensors run_in_pieces(Op op, const Tensors& inputs, const Tensors& gradients, std::vector<int64_t> borders, const RunOptions& options) {
   borders.insert(borders.begin(), 0);
   const size_t count = borders.size() - 1;
@@ -122,7 +122,7 @@ Tensors run_in_pieces(Op op, const Tensors& inputs, const Tensors& gradients, st
   return whole;
 }
 
-// Each sequence of a packed batch in a call of its own.
+// Runs each sequence of a packed batch in a separate call.
 Tensors run_separately(Op op, const Tensors& inputs, const Tensors& gradients, const std::vector<int64_t>& lengths,
                        const RunOptions& options) {
   std::vector<Tensors> parts;
@@ -234,7 +234,7 @@ TEST_P(Contract, PackedWithDefaultChunksIsTheReference) {
   }
 }
 
-// Nothing of one sequence may reach another, not even a NaN: states bleed between requests where it does (users.md, 3 and 6).
+// Sequences are isolated: not even a NaN in one may affect another. Otherwise states would leak between requests.
 TEST_P(Contract, SequencesNeverTouchEachOther) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   const std::vector<int64_t> lengths = {20, 1, 37, 0, 18, 37};
@@ -299,7 +299,7 @@ TEST_P(Contract, PaddingAnywhereIsANoOp) {
   const OpCase c = make({.T = 90});
   const Tensors inputs = make_inputs(c);
   const Tensors gradients = make_output_gradients(c);
-  // Padding at the start, across a chunk's border, and at the end.
+  // Padding at the start, across a chunk boundary, and at the end.
   const std::vector<std::pair<int64_t, int64_t>> pads = {{0, 7}, {28, 41}, {60, 61}, {85, 90}};
   std::vector<int64_t> real;
   for (int64_t t = 0; t < c.T; ++t) {
@@ -319,7 +319,7 @@ TEST_P(Contract, PaddingAnywhereIsANoOp) {
   const Tensors padded = run(c.op, inputs, gradients, {.chunk = 16});
   expect_close(padded, judge(c.op, inputs, gradients));
   Tensors bare = judge(c.op, real_tokens(inputs), real_tokens(gradients));
-  bare.erase("d_log_gamma");  // a gate that is one for all tokens has a share of every token, padding or not
+  bare.erase("d_log_gamma");  // a gate shared by all tokens also gets gradients from the padding
   expect_close(real_tokens(padded), bare);
   for (const auto& [begin, end] : pads) {
     for (const char* name : {"d_q", cyclic() ? "d_k" : "d_q", "d_v"}) {
@@ -385,14 +385,14 @@ class Threads {
   int before_;
 };
 
-// Bits, not limits: what a server computes for a request must not depend on who else is in the batch (users.md, 13).
+// A sequence's results are bitwise independent of the batch, so that a server's answer does not depend on concurrent requests.
 TEST_P(Contract, BatchOfOneIsBatchOfMany) {
   for (const OpCase& shape :
        {OpCase{.B = 5, .T = 75, .H = 1}, OpCase{.B = 6, .T = 75, .H = 2}, OpCase{.B = 3, .T = 140, .H = 3, .K = 32, .V = 48, .M = 32}}) {
     const OpCase c = make(shape);
     const Tensors inputs = make_inputs(c);
     const Tensors gradients = make_output_gradients(c);
-    for (const int count : {2, 4, 16}) {  // one sequence may be too little work for so many
+    for (const int count : {2, 4, 16}) {  // one sequence may be too little work for this many
       SCOPED_TRACE(describe(c) + ", " + std::to_string(count) + " threads");
       const Threads threads(count);
       const Tensors many = run(c);
@@ -467,7 +467,7 @@ TEST_P(Contract, WholeChunksOfDeadGates) {
   }
 }
 
-// A difference of sums that hold a -1e5 has lost the digits of a gate of -1e-3; the memory after it must not notice.
+// Differences of sums that contain -1e5 would lose the digits of a gate of -1e-3. Decay after such a gate must stay accurate.
 TEST_P(Contract, WeakGatesKeepTheirAccuracyAfterADeadOne) {
   for (const double weak : {-1e-3, -1e-5}) {
     for (const int64_t dead : {0, 3, 63, 64}) {
@@ -495,7 +495,7 @@ TEST_P(Contract, StridedViewsAreRead) {
     }
     return x;
   };
-  for (const int64_t T : {41, 48}) {  // with a chunk that is not full, and without
+  for (const int64_t T : {41, 48}) {  // with and without a partial chunk
     const OpCase c = make({.B = 3, .T = T, .H = 2, .K = 8, .V = 12});
     const Tensors plain = make_inputs(c);
     const Tensors gradients = make_output_gradients(c);
@@ -521,7 +521,7 @@ TEST_P(Contract, StridedViewsAreRead) {
       expect_same_bits(run(c.op, head_major(plain), head_major(gradients), options), want);
     }
     {
-      // Matrix products may add in another order where their operands lie otherwise in memory.
+      // Matrix products may sum in another order for other memory layouts.
       SCOPED_TRACE("last dimension outermost");
       expect_close(run(c.op, last_first(plain), last_first(gradients), options), want);
     }
@@ -539,10 +539,10 @@ TEST_P(Contract, ExpandedTensorsAreRead) {
     Tensors gradients = make_output_gradients(c);
     Tensors expanded = plain;
     for (auto& [name, x] : expanded) {
-      if (is_token_input(name)) x = x.narrow(2, 1, 1).expand_as(x);  // one head's numbers for all
+      if (is_token_input(name)) x = x.narrow(2, 1, 1).expand_as(x);  // the same values for all heads
       if (is_state(name)) x = x.narrow(0, 0, 1).expand_as(x);
     }
-    for (auto& [name, x] : gradients) x = at::ones({1}, x.options()).expand_as(x);  // as of o.sum()
+    for (auto& [name, x] : gradients) x = at::ones({1}, x.options()).expand_as(x);  // as the gradient of o.sum()
     Tensors copied;
     for (const auto& [name, x] : expanded) copied[name] = x.contiguous();
     SCOPED_TRACE(describe(c));
@@ -570,7 +570,7 @@ TEST_P(Contract, ChunkingsAgree) {
     for (const int64_t chunk : {0, 1, 7, 16, 32, 64, 128}) {
       for (const int64_t segment_chunks : {1, 2, 3, 8}) {
         for (const bool save_scores : {false, true}) {
-          if (!cyclic() && !save_scores) continue;  // it has no scores
+          if (!cyclic() && !save_scores) continue;  // the option has no effect
           const RunOptions options{.chunk = chunk, .segment_chunks = segment_chunks, .save_scores = save_scores};
           SCOPED_TRACE(describe(c));
           SCOPED_TRACE("chunk " + std::to_string(chunk) + " x " + std::to_string(segment_chunks) + (save_scores ? ", scores kept" : ""));
@@ -581,7 +581,7 @@ TEST_P(Contract, ChunkingsAgree) {
   }
 }
 
-// at::empty gives NaN (or the largest integer) while one of these lives.
+// While an object of this class exists, at::empty fills memory with NaN (or the largest integer).
 class NanFilledMemory {
  public:
   explicit NanFilledMemory(bool fill) : fill_(at::globalContext().deterministicFillUninitializedMemory()) {
@@ -636,7 +636,7 @@ TEST_P(Contract, InputsAreNeverChanged) {
   }
 }
 
-// A result that shared memory with an input would change it when a caller steps on from the final state in place.
+// Results share no memory with inputs: otherwise an in-place decode step from the final state would modify an input.
 TEST_P(Contract, ResultsShareNoMemoryWithInputs) {
   for (const int64_t T : {0, 20}) {
     const OpCase c = make({.T = T});
@@ -707,7 +707,7 @@ class ContractBf16 : public testing::TestWithParam<Op> {};
 
 INSTANTIATE_TEST_SUITE_P(Ops, ContractBf16, testing::ValuesIn(all_ops()), [](const auto& test) { return op_label(test.param); });
 
-// The judge sees the same rounded inputs, so what remains is the rounding of bf16 results; states, clocks and gradients of fp32
+// The reference gets the same rounded inputs, so the remaining error is the rounding of bf16 results. States, clocks and gradients of fp32
 // inputs keep the limits of fp32.
 TEST_P(ContractBf16, MatchesReference) {
   for (const at::ScalarType gate : {at::kFloat, at::kBFloat16}) {

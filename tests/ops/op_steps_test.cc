@@ -1,4 +1,4 @@
-// Token by token, every recurrence op is what it is at once.
+// Tests that a chain of decode steps matches the forward for every recurrence op.
 #include <gtest/gtest.h>
 
 #include "tests/ops/cases.h"

@@ -1,4 +1,4 @@
-// The table of recurrences: what an entry must hold, its backends' answers, and that the documents and the dispatcher agree with it.
+// Tests the recurrence table: required fields, backend refusals, and consistency with the documentation and the dispatcher.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 
@@ -99,7 +99,7 @@ TEST(RecurrenceTable, TheBackendThatRunsIsReported) {
   }
 }
 
-// A tensor that the op does not take is a mistake of the caller, not something to be ignored.
+// A tensor that the op does not take throws instead of being ignored.
 TEST(RecurrenceTable, OtherOpsArgumentsAreRefused) {
   for (const Recurrence& r : ops::recurrences()) {
     for (const auto member : {&ops::RecurrenceInputs::log_alpha, &ops::RecurrenceInputs::beta}) {

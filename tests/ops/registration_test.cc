@@ -1,4 +1,4 @@
-// The ops in torch's dispatcher: schemas, shapes without data (Meta), autograd, and a clear error for a second derivative.
+// Tests the ops in torch's dispatcher: schemas, meta tensors, autograd, and a clear error for second derivatives.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -88,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, RegistrationMeta,
                                          OpCase{.lengths = {520, 30}, .H = 1, .dtype = at::kBFloat16, .initial_state = false}),
                          [](const auto& test) { return "Case" + std::to_string(test.index); });
 
-// What forward saves for backward must have its shape without data, too: torch.compile traces with it.
+// Tensors saved for backward must have the right shapes on meta tensors too, because torch.compile traces with them.
 TEST(Registration, MetaKnowsWhatForwardSaves) {
   using Forward = std::vector<Tensor>(at::TensorList, at::IntArrayRef, double, double, at::IntArrayRef, int64_t, bool, c10::string_view);
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_forward", "").typed<Forward>();
@@ -110,7 +110,7 @@ TEST(Registration, MetaKnowsWhatForwardSaves) {
   }
 }
 
-// The shapes of what a GPU backend saves are known in builds without its kernels, which refuse only to run.
+// The shapes of tensors saved by a GPU backend are also known in builds without its kernels; only running it throws.
 TEST(Registration, MetaTracesSm90InEveryBuild) {
   using Forward = std::vector<Tensor>(at::TensorList, at::IntArrayRef, double, double, at::IntArrayRef, int64_t, bool, c10::string_view);
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_cyclic_flow_forward", "").typed<Forward>();
@@ -176,7 +176,7 @@ TEST(Registration, AnOutputWithoutInputsThatAskHasNoGraph) {
   for (const auto& [name, x] : out) EXPECT_FALSE(x.requires_grad()) << name;
 }
 
-// The hand-derived backward is not differentiable itself: asking must say so, not give a number.
+// The hand-derived backward is not differentiable: a second derivative must throw instead of giving a wrong value.
 TEST(Registration, ASecondDerivativeIsAnError) {
   for (const Op op : all_ops()) {
     for (const ops::Backend backend : {ops::Backend::kPortable, ops::Backend::kReference}) {
@@ -208,7 +208,7 @@ TEST(Registration, BackwardTwiceThroughAKeptGraphGivesTheSameBits) {
   EXPECT_TRUE(same_bits(first, second));
 }
 
-// An input changed in place between forward and backward is noticed, by torch's version counters.
+// Torch's version counters detect an input that is modified in place between forward and backward.
 TEST(Registration, AnInputChangedBeforeBackwardIsNoticed) {
   for (const char* name : {"q", "v", "log_alpha", "delta", "initial_k"}) {
     Tensors leaves = make_inputs({});

@@ -1,4 +1,4 @@
-// Decoding with states in bf16: rounded at every step, otherwise the same.
+// Tests decode steps with bf16 states, which are rounded at every step and updated in place: results are close to those with fp32 states.
 #include <gtest/gtest.h>
 
 #include "cyfa/ops/common/check.h"

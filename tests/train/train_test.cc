@@ -1,4 +1,4 @@
-// Training: recipes, the schedule, exact resume, and what happens when things go wrong.
+// Tests training: recipes, the learning rate schedule, bitwise resume, and error handling.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -109,7 +109,7 @@ void expect_equal_models(const CausalLM& a, const CausalLM& b) {
     EXPECT_TRUE(at::equal(a.parameters()[id], b.parameters()[id])) << a.table().specs()[id].name;
 }
 
-// 20 steps at once are 10, a stop, and 10 from the checkpoint: bit for bit.
+// 20 steps in one run are bitwise the same as 10 steps, a stop, and 10 steps resumed from the checkpoint.
 TEST(Trainer, GoesOnBitForBit) {
   const Folder folder;
   CausalLM whole = small_model(small_config());
@@ -139,8 +139,7 @@ TEST(Trainer, GoesOnBitForBit) {
   EXPECT_TRUE(fs::exists(run / "loss.svg"));
 }
 
-// Every kind of model learns a batch that it sees again and again, and does so twice in the same way; recomputing layers changes last bits
-// alone.
+// Every kind of model fits a repeated batch, and two runs are identical. Activation checkpointing changes only the last bits.
 class EveryKind : public testing::TestWithParam<ModelCase> {};
 
 TEST_P(EveryKind, TrainsAndRepeatsBitForBit) {

@@ -1,14 +1,15 @@
-// The engine for Hopper GPUs (H100, H200), with matrices in bf16. Projections of one input are one fused matrix; a decoding step is five or
-// six launches a layer at small batches; in training, gradients of weights are summed in fp32 by the products themselves.
+// The engine for Hopper GPUs (H100, H200), with matrices in bf16. Projections of the same input are fused into one matrix. At small batches
+// a decode step takes five or six launches per layer. In training, the matrix products accumulate weight gradients directly in fp32.
 //
-// Any mixer may stand in the layers: one that has no fused kernels runs as the plain model does, between fused norms and SwiGLUs.
-// Without CUDA in the build, everything is refused.
+// Layers may have any mixer: one without fused kernels runs as in the plain model, between fused norms and SwiGLUs. In a build without
+// CUDA, the engine refuses every model.
 #pragma once
 
 #include "cyfa/engine/engine.h"
 
 namespace cyfa::fused {
 
+// Why the engine cannot run the model (empty if it can), and the engine itself: for decoding and for training.
 std::string step_refusal(const CausalLM& model, std::optional<at::ScalarType> compute);
 std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, std::optional<at::ScalarType> compute);
 

@@ -20,7 +20,7 @@ cudaStream_t stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
 const float* floats(const at::Tensor& x) { return x.defined() ? x.const_data_ptr<float>() : nullptr; }
 bool plain(const at::Tensor& x, at::ScalarType type) { return x.scalar_type() == type && x.is_contiguous(); }
 
-// weight times x, or what `input` says of it, x [rows, in].
+// f(x) weight^T, with x [rows, in], where `input` selects the fused prologue f.
 GemvCuda product(const at::Tensor& x, const at::Tensor& weight, GemvInput input, GemvOutput output, const StepNorm& norm = {}) {
   GemvCuda p;
   p.input = input;
@@ -49,7 +49,7 @@ void queue(GemvCuda p, const at::Tensor& y, const at::Tensor& ahead) {
   C10_CUDA_CHECK(dense::gemv_cuda(p, stream()));
 }
 
-// The step's kernel with the mixer around it; x, o and, with a gate that is read, gate are the caller's to set.
+// Arguments of the step kernel and of the mixer around it. The caller sets x and o, and gate if the gate is an input.
 struct FlowLaunch {
   cyclic_flow::StepCudaParams p;
   cyclic_flow::StepMixer m;
@@ -128,7 +128,7 @@ const char* add_flow_step(const at::Tensor& x, const StepNorm& norm, const FlowS
   if (const char* why = refusal(first, f.w.projection.value)) return why;
   if (const char* why = refusal(last, f.o_proj)) return why;
   if (const char* why = cyclic_flow::step_cuda_refusal(flow.p)) return why;
-  queue(first, y, ahead);  // fetched while the step runs, which reads little
+  queue(first, y, ahead);  // the prefetch overlaps with the step kernel, which reads little
   flow.queue(y, gate, o);
   queue(last, x, {});
   return nullptr;

@@ -1,6 +1,6 @@
 // Decoding on Hopper. The weights are fused once, layer by layer, and the model's parameters become views of the fused matrices, so that
-// they are in memory once. A step then takes one of three paths, by the batch: small_batch.h, medium_batch.h, or products by cuBLAS with
-// the rest fused.
+// memory holds only one copy. A step takes one of three paths, depending on the batch size: small_batch.h, medium_batch.h, or matrix
+// products by cuBLAS with everything else fused.
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <map>
@@ -14,23 +14,23 @@
 namespace cyfa::fused {
 namespace {
 
-// A layer as a step reads it.
+// A layer with its fused weights.
 struct StepLayer {
   const Block* block = nullptr;
   Weights w;
-  const CyclicFlowSpec* spec = nullptr;  // null: the mixer has no fused kernels, and `refusal` says why
+  const CyclicFlowSpec* spec = nullptr;  // null if the mixer has no fused kernels; `refusal` says why
   std::string refusal;
-  FlowStep flow;  // but for the states
+  FlowStep flow;  // without the states
   StepNorm mixer_norm, mlp_norm;
   at::Tensor gate_and_up, down;
 };
 
-// Puts parameters into fused matrices, and the views of them into the place of the originals.
+// Copies parameters into fused matrices and replaces the originals by views of them.
 class Fuser {
  public:
   explicit Fuser(CausalLM& model) : model_(model), views_(model.parameters().size()) {}
 
-  // Members by place in the model's table, with their first rows; rows that none of them fills are zero.
+  // Fuses these parameters, each with its first row in the fused matrix. Rows that no member covers are zero.
   at::Tensor matrix(const std::vector<std::pair<ParameterId, int64_t>>& members, int64_t rows) {
     const at::Tensor& like = model_.parameters()[members[0].first];
     const at::Tensor fused = at::zeros({rows, like.size(1)}, like.options().dtype(at::kBFloat16));
@@ -38,7 +38,7 @@ class Fuser {
       at::Tensor& p = model_.parameters()[id];
       views_[id] = fused.narrow(0, row, p.size(0));
       views_[id].copy_(p);
-      // A parameter that is trained, or stored in another type, stays what it is.
+      // A parameter that requires gradients, or is stored in another type, is not replaced.
       if (p.scalar_type() == at::kBFloat16 && !p.requires_grad()) p = views_[id];
     }
     return fused;
@@ -80,7 +80,7 @@ class Sm90Step final : public StepEngine {
     }
     weights_ = fuser.weights();
     for (size_t i = 0; i < layers_.size(); ++i) finish(layers_[i], model.layers()[i]);
-    c10::cuda::CUDACachingAllocator::emptyCache();  // of the matrices that were fused
+    c10::cuda::CUDACachingAllocator::emptyCache();  // frees the original matrices
   }
 
   std::string name() const override { return "sm90"; }
@@ -148,14 +148,14 @@ class Sm90Step final : public StepEngine {
     return f;
   }
 
-  // Null, or why a part of a layer ran by other means, which is noted once.
+  // Whether a part of a layer has run. `why` is null, or the reason why its kernels could not run, which is noted once.
   bool done(const char* what, const char* why) {
     if (why == nullptr) return true;
     notes_.insert(std::string(what) + ": " + why);
     return false;
   }
 
-  // The mixer of normed rows [B, D], by itself.
+  // The mixer alone, on normalized rows [B, D].
   at::Tensor mix(const StepLayer& layer, const at::Tensor& normed, MixerState& state) {
     if (layer.spec == nullptr) {
       done("mixer without fused kernels", layer.refusal.c_str());
@@ -192,7 +192,7 @@ class Sm90Step final : public StepEngine {
     return at::linear(swiglu_halves(at::linear(rows, layer.gate_and_up)), layer.down);
   }
 
-  // Parts add themselves to x; a part without kernels is computed by itself.
+  // Each kernel adds its part to x. A part without kernels is computed separately and then added.
   at::Tensor small_step(at::Tensor x, ModelState& state) {
     for (size_t i = 0; i < layers_.size(); ++i) {
       const StepLayer& layer = layers_[i];
@@ -228,7 +228,7 @@ class Sm90Step final : public StepEngine {
     return at::linear(plainly_normed(rows, final_norm()), head()).to(at::kFloat);
   }
 
-  // The sum of the residual stream is left to the next norm.
+  // The residual addition is fused into the next norm.
   at::Tensor large_step(at::Tensor x, ModelState& state) {
     at::Tensor plus;
     const auto next_norm = [&](const StepNorm& norm) {

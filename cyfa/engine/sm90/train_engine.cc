@@ -1,6 +1,6 @@
-// Training on Hopper with matrices in bf16. Once a step, all fused matrices are copied to bf16 in one array; their gradients are summed in
-// fp32 in another, which is the parameters' grad() already. Everything else takes the plain model's way: casts of the parameters, gradients
-// by autograd.
+// Training on Hopper with matrices in bf16. Once per step, all fused matrices are converted to bf16 in one array. Their gradients are
+// accumulated in fp32 in a second array, of which the parameters' grad() are views. All other parameters are handled as in the plain model:
+// differentiable casts, gradients by autograd.
 #include <utility>
 
 #include "cyfa/engine/sm90/sm90.h"
@@ -13,29 +13,28 @@
 namespace cyfa::fused {
 namespace {
 
-// A layer as a training step reads it.
+// A layer with its fused weights.
 struct TrainLayer {
   std::shared_ptr<const Block> block;
   ParameterId first = 0;
-  const CyclicFlowSpec* spec = nullptr;  // null: the mixer has no fused kernels
+  const CyclicFlowSpec* spec = nullptr;  // null if the mixer has no fused kernels
   FlowWeights flow;
   Accumulated gate_bias, o_norm, o_proj;
   Accumulated mixer_norm, mlp_norm, gate_and_up, down;
 };
 
-// The fused weights of a model and their gradients, in two arrays. Adding members comes first, then allocate(), which gives every member
-// its place.
+// The fused weights of a model and their gradients, in two arrays. First add all members, then call allocate(), which sets their tensors.
 class Arena {
  public:
   explicit Arena(CausalLM& model) : model_(model), grads_(model.parameters().size()) {}
 
-  // A parameter by itself.
+  // Adds a single parameter.
   void add(ParameterId id, Accumulated* to) {
     const std::vector<int64_t>& shape = model_.table().specs()[id].shape;
     const bool matrix = model_.table().specs()[id].role == Role::kMatrix;
     entries_.push_back({{{id, 0}}, matrix ? std::vector<int64_t>{filled(shape[0], kRows), shape[1]} : shape, matrix, to});
   }
-  // Matrices one below the other, by their first rows.
+  // Adds several matrices fused along their rows, each with its first row.
   void add(std::vector<std::pair<ParameterId, int64_t>> members, int64_t rows, Accumulated* to) {
     const int64_t width = model_.table().specs()[members[0].first].shape[1];
     entries_.push_back({std::move(members), {filled(rows, kRows), width}, true, to});
@@ -69,7 +68,8 @@ class Arena {
     }
   }
 
-  // The parameters as they are now; gradients are zero. Members are not among the weights, all others are, as differentiable casts.
+  // Converts the members' current values and zeroes their gradients. Returns the other parameters as differentiable casts; members are
+  // undefined there.
   Weights begin_step() {
     sums_.zero_();
     if (!to_.empty()) at::_foreach_copy_(to_, from_);
@@ -87,8 +87,8 @@ class Arena {
   }
 
  private:
-  static constexpr int64_t kRows = 8;       // rows of a matrix are padded to a multiple: a row of the product is then aligned
-  static constexpr int64_t kElements = 64;  // a weight begins at a multiple of so many elements
+  static constexpr int64_t kRows = 8;       // the number of rows is padded to a multiple of this, which aligns the rows of the product
+  static constexpr int64_t kElements = 64;  // alignment of a weight, in elements
 
   static int64_t filled(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
@@ -104,11 +104,11 @@ class Arena {
   CausalLM& model_;
   std::vector<Entry> entries_;
   at::Tensor copies_, sums_;
-  std::vector<at::Tensor> from_, to_;  // matrices of the model, and their copies
-  std::vector<at::Tensor> grads_;      // by ParameterId; undefined where autograd makes them
+  std::vector<at::Tensor> from_, to_;  // the model's matrices and their copies
+  std::vector<at::Tensor> grads_;      // by ParameterId; undefined for parameters whose gradients come from autograd
 };
 
-// The residual stream x + plus, whose sum is left to the next norm; an undefined `plus`: x.
+// The residual stream x + plus, with the addition deferred to the next norm. With an undefined `plus` it is x.
 struct Residual {
   at::Tensor x, plus;
 
@@ -120,7 +120,7 @@ struct Residual {
   }
 };
 
-// Backward begins from no final state, so forward computes none.
+// No gradient comes from a final state, so forward computes none.
 at::Tensor mix_flow(const TrainLayer& layer, const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens) {
   const CyclicFlowSpec& spec = *layer.spec;
   const int64_t B = x.size(0), T = x.size(1), H = spec.config.shape.heads;

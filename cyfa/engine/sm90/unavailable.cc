@@ -1,4 +1,4 @@
-// The sm90 engine of builds without CUDA: it refuses, so that nothing else is called.
+// The sm90 engine in builds without CUDA: it refuses every model, so nothing else is called.
 #include <stdexcept>
 
 #include "cyfa/engine/sm90/sm90.h"

@@ -1,8 +1,8 @@
 // The recurrences in torch's dispatcher, all registered by loops over the table (cyfa/ops/recurrence/table.h):
 //
 //   cyfa::<op>, cyfa::<op>_step   public; boxed kernels that read their arguments in the order of the op's schema
-//   cyfa::_recurrence_forward     one pair of kernels for all ops and backends: o, the final state and what the backend saves;
-//   cyfa::_recurrence_backward    the gradients, themselves not differentiable
+//   cyfa::_recurrence_forward     one kernel for all ops and backends: o, the final state and the tensors that the backend saves
+//   cyfa::_recurrence_backward    likewise: the gradients, which are not differentiable themselves
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -56,7 +56,7 @@ TensorVector forward_meta(string_view op, const Tensor& q, const Tensor& k, cons
   return pack(empty_forward(in, s, backend_of(r, backend).empty_saved(in, settings_of(scale, size))));
 }
 
-// A schema cannot return an undefined tensor: where there is no such input, the gradient is an empty one.
+// A schema cannot return an undefined tensor, so the gradient of an absent input is an empty tensor.
 BackwardResult results(const RecurrenceGradients& g) {
   const auto some = [&](const Tensor& x) { return x.defined() ? x : at::empty({0}, g.q.options()); };
   return {g.q, g.k, g.v, some(g.log_alpha), some(g.beta), g.initial_state};
@@ -117,7 +117,7 @@ class RecurrenceFunction : public torch::autograd::Function<RecurrenceFunction> 
   }
 };
 
-// The public schemas; "Tensor beta, Tensor log_alpha, " and the like come from the op's arguments.
+// The public schemas. Parts such as "Tensor beta, Tensor log_alpha, " come from the op's arguments.
 std::string own_arguments(const Recurrence& r) {
   std::string all;
   for (const RecurrenceArgument& a : r.arguments) all += "Tensor " + std::string(a.name) + ", ";
@@ -135,14 +135,14 @@ std::string step_schema(const Recurrence& r) {
          "Tensor(a!) state, *, float? scale=None) -> Tensor";
 }
 
-// Reads a boxed call's arguments one after another.
+// Reads the arguments of a boxed call in order.
 class Arguments {
  public:
   Arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack) : values_(torch::jit::pop(stack, op.schema().arguments().size())) {}
 
   c10::IValue next() { return values_[place_++]; }
 
-  // q, k, v and the op's own.
+  // q, k, v and the op's own arguments.
   RecurrenceInputs inputs(const Recurrence& r) {
     RecurrenceInputs in;
     in.q = next().toTensor();
@@ -228,7 +228,7 @@ TORCH_LIBRARY_FRAGMENT(cyfa, library) {
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 
-// A composite of differentiable calls: autograd sees the Function inside.
+// Composite kernels: autograd tracks the Function inside.
 TORCH_LIBRARY_IMPL(cyfa, CompositeImplicitAutograd, library) {
   for (const Recurrence& r : recurrences()) {
     library.impl(r.op, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedOp>(r)));

@@ -5,12 +5,12 @@
 namespace cyfa::ops {
 namespace {
 
-// Below exp's reach even in double; a sum with one such gate is as dead as with a gate of -1e5 or -infinity.
+// exp underflows to 0 here even in double. Clamping gates of -1e5 or -infinity to this value therefore gives the same decay, 0.
 constexpr double kDeadGate = -1000.0;
 
 at::Tensor batched(const at::Tensor& x) { return x.flatten(0, 1); }  // [n, g, ...] -> [n * g, ...]
 
-// Where the state stands before chunk c of a walk that keeps them all, [n, g, K, V]; past the end, in `last`.
+// The state before chunk c, in `chunk_states` [n, g, K, V]; after the last chunk, `last`.
 at::Tensor state_before(const at::Tensor& chunk_states, int64_t c, const at::Tensor& last) {
   return c < chunk_states.size(1) ? chunk_states.select(1, c) : last;
 }
@@ -23,7 +23,7 @@ void add_to(at::Tensor& sum, const at::Tensor& x) {
   }
 }
 
-// S <- whole S + k^T (b v), the factor on the narrower of k and v.
+// S <- whole S + k^T (b v), with the factor b applied to the narrower of k and v.
 class StateWalk {
  public:
   StateWalk(const at::Tensor& k, const at::Tensor& v, const ChunkDecay& decay) : whole_(decay.whole) {
@@ -32,7 +32,7 @@ class StateWalk {
     v_ = on_value ? v * decay.to_end : v;
   }
 
-  // From the state before the chunk to the one after it; the two may be the same tensor.
+  // Computes the state after a chunk from the state before it; the two may alias.
   void advance(const at::Tensor& before, at::Tensor after, int64_t chunk) const {
     at::mul_out(after, before, whole_.select(1, chunk)).baddbmm_(k_.select(1, chunk), v_.select(1, chunk));
   }
@@ -55,7 +55,7 @@ ChunkDecay::ChunkDecay(const at::Tensor& log_alpha, at::ScalarType dtype) {
 
 at::Tensor DecayGradient::log_alpha() const {
   const int64_t C = pairs.size(-1);
-  // Gate s takes every pair with i < s <= t: sum over i < s by a product with a triangle of ones, then over t >= s.
+  // Gate s gets the contributions of all pairs with i < s <= t: sum over i < s by a product with a triangle of ones, then over t >= s.
   const at::Tensor before = at::ones({C, C}, pairs.options()).triu_(1);
   const at::Tensor inside = at::matmul(pairs, before).tril_().sum(-2);
   const at::Tensor read = from_start.flip(-1).cumsum(-1).flip(-1);
@@ -68,7 +68,7 @@ at::Tensor gated_pass_forward(const at::Tensor& q, const at::Tensor& k, const at
   const at::Tensor scores = at::bmm(batched(q), batched(k).transpose(1, 2)).mul_(batched(decay.between));
   const at::Tensor o = at::bmm(scores, batched(v)).unflatten(0, {q.size(0), q.size(1)});
   const StateWalk walk(k, v, decay);
-  // The decay from the chunk's start goes onto the narrower of q and o.
+  // Apply the decay from the chunk's start to the narrower of q and o.
   const bool on_query = k.size(-1) <= v.size(-1);
   const at::Tensor query = on_query ? q * decay.from_start : q;
   const bool keep = chunk_states.defined();
@@ -99,13 +99,13 @@ GatedPassGradient gated_pass_backward(const at::Tensor& q, const at::Tensor& k, 
   const int64_t g = q.size(1);
   const std::vector<int64_t> batch = {q.size(0), g};
   GatedPassGradient grad;
-  // Inside the chunks.
+  // Gradients inside the chunks.
   const at::Tensor scores = at::bmm(batched(q), batched(k).transpose(1, 2));
   const at::Tensor grad_scores = at::bmm(batched(grad_o), batched(v).transpose(1, 2)).mul_(batched(decay.between));
   add_to(gates.pairs, (scores * grad_scores).tril_(-1).unflatten(0, batch));
   scores.mul_(batched(decay.between));
 
-  // Through the states. The decay factors ride on the narrower of keys and values.
+  // Gradients through the states. The decay factors are applied to the narrower of keys and values.
   const bool on_value = v.size(-1) < k.size(-1);
   const at::Tensor upstream = on_value ? grad_o * decay.from_start : grad_o;
   const at::Tensor query = (on_value ? q : q * decay.from_start).transpose(-1, -2);

@@ -1,4 +1,4 @@
-// What the files behind cyfa/ops/recurrence/table.h share: checks, results of a pass, and the backends that every op has.
+// Shared by the implementation files of cyfa/ops/recurrence/table.h: checks, results of a pass, and the backends that every op has.
 #pragma once
 
 #include "cyfa/ops/common/sequences.h"
@@ -6,10 +6,11 @@
 
 namespace cyfa::ops {
 
+// The sizes of a call, by the names of cyfa/ops/recurrence/recurrence.h.
 struct RecurrenceSizes {
   int64_t B, T, N, H, K, V;
   bool packed;
-  at::ScalarType compute;  // fp32, fp64 for fp64 inputs
+  at::ScalarType compute;  // fp32, or fp64 for fp64 inputs
 };
 
 // Options with every default filled in.
@@ -18,21 +19,23 @@ struct RecurrenceSettings {
   SegmentSize size;
 };
 
-// Checks a gate of shape "H" and expands it over the tokens of q, which has `rank` dimensions. The copy is fp64, in which the gates are
-// used, so that its gradient, a sum over all tokens, loses nothing. Autograd does the summing. A q of another rank is left to the checks.
+// Checks a gate of shape "H" and expands it over the tokens of q, which has `rank` dimensions. The expanded gate is fp64, the type in which
+// gates are used, so that its gradient, which autograd sums over all tokens, loses no precision. If q has another rank, nothing is expanded
+// and check_recurrence reports the error.
 void expand_fixed_gate(const Recurrence& r, RecurrenceInputs& in, int64_t rank);
 
-// Checks all that can be checked without reading data, of inputs with an expanded gate.
+// Checks everything that can be checked without reading data, for inputs with an expanded gate.
 RecurrenceSizes check_recurrence(const Recurrence& r, const RecurrenceInputs& in);
-RecurrenceSizes recurrence_sizes(const RecurrenceInputs& in);  // of inputs that have been checked
+RecurrenceSizes recurrence_sizes(const RecurrenceInputs& in);  // requires checked inputs
 std::vector<int64_t> recurrence_offsets(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSizes& s);
 
+// The results of a backend's forward.
 struct RecurrenceForward {
   at::Tensor o, final_state;
-  std::vector<at::Tensor> saved;  // for backward; only the backend knows what it is
+  std::vector<at::Tensor> saved;  // for backward; opaque to everything but the backend
 };
 
-// Undefined where there is no such input; initial_state always.
+// The gradient of an absent input is undefined; initial_state is always defined.
 struct RecurrenceGradients {
   at::Tensor q, k, v, log_alpha, beta, initial_state;
 };
@@ -41,7 +44,7 @@ struct RecurrenceGradients {
 RecurrenceForward empty_forward(const RecurrenceInputs& in, const RecurrenceSizes& s, std::vector<at::Tensor> saved);
 RecurrenceGradients empty_gradients(const RecurrenceInputs& in, const RecurrenceSizes& s);
 
-// Chunk-wise on ATen, for any device and type; its step is a kernel on a CPU and a few ATen calls elsewhere.
+// Chunk-wise form on ATen, for any device and type. Its step is a kernel on a CPU and a few ATen calls elsewhere.
 RecurrenceBackend recurrence_portable();
 at::Tensor portable_step(const Recurrence& r, const RecurrenceInputs& in, const at::Tensor& state, double scale);
 

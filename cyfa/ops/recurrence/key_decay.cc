@@ -22,24 +22,24 @@ void add_to(Tensor& sum, const Tensor& x) {
 
 bool fp32_on_cpu(const Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat; }
 
-// Consecutive tokens of every 2h, or of every chunk: where a walk along the tokens starts and ends.
+// `length` consecutive tokens, starting at `offset`, out of every `period` tokens (2h or a chunk).
 struct Span {
   int64_t period, offset, length;
 };
 
-// Its stretches of x [n, g, C, K], which is contiguous, as [stretches, length, K].
+// The tokens of a span in x [n, g, C, K], which must be contiguous, as a view [stretches, length, K].
 Tensor stretches_of(const Tensor& x, const Span& s) { return x.view({-1, s.period, x.size(-1)}).narrow(1, s.offset, s.length); }
 
 const float* data(const Tensor& x) { return x.defined() ? x.const_data_ptr<float>() : nullptr; }
 float* mutable_data(const Tensor& x) { return x.defined() ? x.mutable_data_ptr<float>() : nullptr; }
 
-// Splits `count` pieces of `size` numbers over threads; inside a task there is one thread, and this is a plain call.
+// Distributes `count` pieces of `size` elements over threads. Inside a parallel task it is a plain call.
 template <class F>
 void over_pieces(int64_t count, int64_t size, const F& f) {
   at::parallel_for(0, count, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, size)), f);
 }
 
-// The same for the kernels; `compact` [stretches, length, K] has rows of K side by side.
+// The same for the kernels. `compact` is [stretches, length, K], with adjacent rows of K elements.
 template <class F>
 void over_stretches(const Span& s, const Tensor& compact, const F& f) {
   const int64_t K = compact.size(2);
@@ -47,7 +47,7 @@ void over_stretches(const Span& s, const Tensor& compact, const F& f) {
   over_pieces(compact.size(0), s.length * K, [&](int64_t begin, int64_t end) { f(stretches, begin, end, K); });
 }
 
-// In double: an error of each gate's product would be the same one over and over where gates are equal.
+// Cumulative products in double: with equal gates, rounding errors in fp32 would all have the same sign and add up.
 Tensor products_along(const Tensor& alpha) { return at::cumprod(alpha, 1, at::kDouble).to(alpha.scalar_type()); }
 
 Tensor products_from_start(const Tensor& alpha) { return products_along(alpha); }
@@ -81,7 +81,7 @@ Tensor scaled_to_end(const Span& s, const Tensor& x, const Tensor& alpha) {
   return out;
 }
 
-// grad and out are [stretches, length, K]; grad_x may be undefined, and so may out and grad_log together.
+// grad and out are [stretches, length, K]. grad_x may be undefined; out and grad_log may both be undefined.
 void add_from_start(const Span& s, const Tensor& grad, const Tensor& out, const Tensor& alpha, const Tensor& grad_x,
                     const Tensor& grad_log) {
   if (!fp32_on_cpu(grad)) {
@@ -109,11 +109,11 @@ void add_to_end(const Span& s, const Tensor& grad, const Tensor& out, const Tens
   });
 }
 
-// The halves of stretches of 2h tokens: queries in the second, keys in the first.
+// The halves of blocks of 2h tokens: queries in the second half, keys in the first.
 Span queries(int64_t h) { return {2 * h, h, h}; }
 Span keys(int64_t h) { return {2 * h, 0, h}; }
 
-// The weights [n, g, C, C] of those pairs, as a view [n * g, stretches of a chunk, h, h].
+// The weights [n, g, C, C] of these query-key pairs, as a view [n * g, blocks of a chunk, h, h].
 Tensor halves(const Tensor& weights, int64_t h) {
   const int64_t blocks = weights.size(-1) / (2 * h);
   return weights.view({-1, blocks, 2 * h, blocks, 2 * h}).diagonal(0, 1, 3).movedim(-1, 1).narrow(2, h, h).narrow(3, 0, h);
@@ -121,7 +121,7 @@ Tensor halves(const Tensor& weights, int64_t h) {
 
 Tensor halves_copied(const Tensor& weights, int64_t h) { return halves(weights, h).reshape({-1, h, h}); }
 
-// Runs f(block of the weights, first row) over the blocks of `size` tokens on the diagonals of [n, g, C, C].
+// Calls f(offset of a block in the weights [n, g, C, C], offset of its first row in `like`) for all diagonal blocks of `size` tokens.
 template <class F>
 void over_blocks(int64_t size, const Tensor& like, const F& f) {
   const int64_t C = like.size(2);
@@ -135,7 +135,7 @@ void over_blocks(int64_t size, const Tensor& like, const F& f) {
   });
 }
 
-// x_t^T y_s for all t and s, and what a gradient of it gives to x (where it is wanted) and y.
+// x_t^T y_s for all t and s; below, its gradients with respect to x (optional) and y.
 Tensor pairs_of(const Tensor& x, const Tensor& y) {
   return at::bmm(batched(x), batched(y).transpose(1, 2)).unflatten(0, {y.size(0), y.size(1)});
 }
@@ -207,7 +207,7 @@ void ScalarKeyDecay::scores_backward(const std::vector<Tensor>& grad, const std:
 
 PerKeyDecay::PerKeyDecay(const Tensor& log_alpha) : grad_log_(at::zeros(log_alpha.sizes(), log_alpha.options())) {
   const Tensor exact =
-      (log_alpha.is_cpu() ? log_alpha : log_alpha.to(at::kDouble)).exp().contiguous();  // a GPU's exp in fp32 is off by more
+      (log_alpha.is_cpu() ? log_alpha : log_alpha.to(at::kDouble)).exp().contiguous();  // fp32 exp on a GPU is less accurate
   alpha_ = exact.to(log_alpha.scalar_type());
   whole_ = exact.prod(2).unsqueeze(-1).to(log_alpha.scalar_type());
 }

@@ -1,6 +1,6 @@
-// The forget gates of a segment's chunks as the passes over keys and values use them (cyfa/ops/recurrence/passes.h), and the gradient of
-// the gates. Write D_ts for alpha_{s+1} .. alpha_t inside a chunk: one (NoKeyDecay), a number (ScalarKeyDecay) or one for each key
-// dimension (PerKeyDecay). Everything is batched over n = lanes * heads and g chunks of C tokens. Products of gates are never divided and
+// The forget gates of a segment's chunks, as used by the passes over keys and values (cyfa/ops/recurrence/passes.h), and their gradient.
+// D_ts denotes alpha_{s+1} .. alpha_t inside a chunk: 1 (NoKeyDecay), a scalar (ScalarKeyDecay) or a vector with one element per key
+// dimension (PerKeyDecay). Everything is batched over n = lanes * heads and g chunks of C tokens. Products of gates are never divided, and
 // exponents are never positive.
 #pragma once
 
@@ -10,29 +10,32 @@
 
 namespace cyfa::ops {
 
+// Interface of the three kinds of decay.
 class KeyDecay {
  public:
   virtual ~KeyDecay() = default;
 
   virtual at::Tensor from_start(const at::Tensor& x) const = 0;  // alpha_1 .. alpha_t x_t, [n, g, C, K]; may be x itself
   virtual at::Tensor to_end(const at::Tensor& y) const = 0;      // alpha_{t+1} .. alpha_C y_t; may be y itself
-  // to = alpha_1 .. alpha_C from, states [n, K, V] over chunk c; `to` may be `from`.
+  // to = alpha_1 .. alpha_C from: decays states [n, K, V] over chunk c; `to` may alias `from`.
   virtual void carry(int64_t c, const at::Tensor& from, at::Tensor to) const = 0;
   // For each x, [n, g, C, C]: x_t^T D_ts y_s for s <= t, else 0.
   virtual std::vector<at::Tensor> scores(const std::vector<at::Tensor>& x, const at::Tensor& y) const = 0;
 
-  // Adjoints. Each takes the gradient of a result (and the result, which lies in memory as its gradient does), adds to the gradient of the
-  // argument, and keeps the gates' share. No share is a difference of large ones: a pair (t, s) gives to gates s < u <= t and to no other.
+  // Adjoints. Each takes the gradient of a result (and the result itself, with the same strides), adds to the gradient of the argument, and
+  // accumulates the contribution to the gates. No contribution is a difference of large numbers: a pair (t, s) contributes to the gates u
+  // with s < u <= t and to no others.
   virtual void from_start_backward(const at::Tensor& grad, const at::Tensor& result, const at::Tensor& grad_x) = 0;
   virtual void to_end_backward(const at::Tensor& grad, const at::Tensor& result, const at::Tensor& grad_y) = 0;
-  // grad_state goes from what chunk c made of `state` to `state`, in place.
+  // Propagates grad_state in place from the end of chunk c to its start, where `state` is the state at the start.
   virtual void carry_backward(int64_t c, const at::Tensor& state, at::Tensor grad_state) = 0;
-  // Every grad [n, g, C, C] is zero above the diagonal. A grad_x may be grad_y, and undefined where nobody wants it.
+  // Every grad [n, g, C, C] is zero above the diagonal. A grad_x may alias grad_y, and is undefined if it is not needed.
   virtual void scores_backward(const std::vector<at::Tensor>& grad, const std::vector<at::Tensor>& x, const at::Tensor& y,
                                const std::vector<at::Tensor>& grad_x, const at::Tensor& grad_y) = 0;
-  virtual at::Tensor log_alpha_gradient() const = 0;  // shape of the gates; undefined where there are none
+  virtual at::Tensor log_alpha_gradient() const = 0;  // shape of the gates; undefined if there are none
 };
 
+// No gates.
 class NoKeyDecay final : public KeyDecay {
  public:
   at::Tensor from_start(const at::Tensor& x) const override { return x; }
@@ -47,6 +50,7 @@ class NoKeyDecay final : public KeyDecay {
   at::Tensor log_alpha_gradient() const override { return {}; }
 };
 
+// One gate per token.
 class ScalarKeyDecay final : public KeyDecay {
  public:
   ScalarKeyDecay(const at::Tensor& log_alpha, at::ScalarType dtype) : decay_(log_alpha, dtype) {}  // [n, g, C] in double
@@ -67,9 +71,9 @@ class ScalarKeyDecay final : public KeyDecay {
   DecayGradient gates_;
 };
 
-// C is a power of two. Pairs (t, s) are taken by halves: at each level a stretch of 2h tokens has queries in its second half and keys in
-// its first, and D_ts is what the query has seen of its half times what the key will see of its own: a matrix product. The last levels,
-// blocks of 16 tokens, are one kernel for fp32 on a CPU.
+// C is a power of two. Pairs (t, s) are processed by recursive halving: at each level, a block of 2h tokens has its queries in the second
+// half and its keys in the first. D_ts is the decay from the middle of the block to the query times the decay from the key to the middle,
+// so each level is a matrix product. For fp32 on a CPU, one kernel handles the last levels, blocks of 16 tokens.
 class PerKeyDecay final : public KeyDecay {
  public:
   explicit PerKeyDecay(const at::Tensor& log_alpha);  // [n, g, C, K]
@@ -85,16 +89,16 @@ class PerKeyDecay final : public KeyDecay {
                        const std::vector<at::Tensor>& grad_x, const at::Tensor& grad_y) override;
   at::Tensor log_alpha_gradient() const override { return grad_log_; }
 
-  // For gates on the side of the values: alpha_1 .. alpha_C [n, g, K, 1], and its adjoint, d(loss)/d(log whole) [n, g, K].
+  // For gates on the value side: alpha_1 .. alpha_C [n, g, K, 1]. Its adjoint takes d(loss)/d(log whole) [n, g, K].
   const at::Tensor& whole() const { return whole_; }
   void whole_backward(const at::Tensor& share);
 
-  // z_t = sum over s <= t of weights_ts D_ts y_s, [n, g, C, K], for gates that lie on the side of the values. Its adjoint is
-  // scores({grad_z}, y) for the weights and scores_backward({weights}, {grad_z}, y, {{}}, grad_y) for the rest.
+  // For gates on the value side: z_t = sum over s <= t of weights_ts D_ts y_s, [n, g, C, K]. Its adjoint is scores({grad_z}, y) for the
+  // weights and scores_backward({weights}, {grad_z}, y, {{}}, grad_y) for y and the gates.
   at::Tensor apply(const at::Tensor& weights, const at::Tensor& y) const;
 
  private:
-  int64_t leaf() const;  // stretches of this many tokens are not halved
+  int64_t leaf() const;  // block size at which the halving stops
 
   at::Tensor alpha_, whole_, grad_log_;
 };

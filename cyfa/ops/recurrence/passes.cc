@@ -1,5 +1,5 @@
-// Three passes beside the scalar-gated one of cyfa/ops/recurrence/gated_pass.h. S is the state at a chunk's start; a and b say that a
-// factor of the decay from the chunk's start, or to its end, is on a tensor.
+// The three passes other than the scalar-gated one of cyfa/ops/recurrence/gated_pass.h. S is the state at a chunk's start; the prefixes a
+// and b mean that a tensor is multiplied by the decay from the chunk's start or to its end.
 //   rows:     P = scores(Q, K);  O = aQ S + P V;  S <- whole S + (bK)^T V
 //   columns:  P = tril(Q K^T);   O = a(Q S) + apply(P, V);  S <- S whole + K^T (bV)
 //   delta:    rows with U for V, where U = beta (V - aK S) - beta tril(scores(K, K), -1) U, so U = (I + A)^-1 beta (V - aK S) with a unit
@@ -27,7 +27,7 @@ Tensor transposed(const Tensor& x) { return x.transpose(-1, -2); }
 Tensor like(const Tensor& x) { return at::empty(x.sizes(), x.options()); }
 Tensor cleared(const Tensor& x) { return at::zeros(x.sizes(), x.options()); }
 
-// The gates' kernels read contiguous rows of the tensors that the gates act on.
+// The gate kernels require contiguous rows of the tensors to which the gates apply.
 SegmentInputs with_plain_keys(SegmentInputs in) {
   in.q = in.q.contiguous();
   in.k = in.k.contiguous();
@@ -39,7 +39,7 @@ SegmentInputs with_plain_values(SegmentInputs in) {
   return in;
 }
 
-// The states at the start of every chunk, [n, g, K, V], written as a walk goes along.
+// The states at the start of every chunk, [n, g, K, V], filled in chunk order.
 class ChunkStates {
  public:
   ChunkStates(const SegmentInputs& in, const Tensor& first)
@@ -50,7 +50,7 @@ class ChunkStates {
   const Tensor& all() const { return all_; }
   Tensor before(int64_t c) const { return all_.select(1, c); }
 
-  // S of the next chunk = decayed S of this one + key^T value; nobody asks for the one after the last.
+  // S of the next chunk = decayed S of this chunk + key^T value. The state after the last chunk is not computed.
   template <class Carry>
   void advance(int64_t c, const Tensor& key, const Tensor& value, const Carry& carry) const {
     if (c + 1 == all_.size(1)) return;
@@ -185,7 +185,8 @@ SegmentGradients column_backward(const Recurrence&, const SegmentInputs& given, 
   return grad;
 }
 
-// (I + A)^-1 for strictly lower A [n, g, C, C]. LAPACK's solver gives other bits for other numbers of threads, so a CPU has its own.
+// (I + A)^-1 for strictly lower triangular A [n, g, C, C]. The results of LAPACK's solver depend on the number of threads, so there is a
+// separate implementation for the CPU.
 Tensor unit_lower_inverse(const Tensor& a) {
   if (!a.is_cpu()) {
     const Tensor unit = at::eye(a.size(-1), a.options()).expand_as(a);
@@ -207,12 +208,12 @@ Tensor unit_lower_inverse(const Tensor& a) {
   return out;
 }
 
-// The parts of a delta pass that depend on no state.
+// The parts of a delta pass that do not depend on the state.
 struct DeltaChunks {
   Tensor query, reader;  // [n, g, C, K] aQ, aK
   Tensor key;            // [n, g, C, K] bK
-  Tensor scores;         // [n, g, C, C] of queries with keys
-  Tensor self_scores;    // [n, g, C, C] of keys with keys, strictly lower
+  Tensor scores;         // [n, g, C, C] queries with keys
+  Tensor self_scores;    // [n, g, C, C] keys with keys, strictly lower triangular
   Tensor inverse;        // [n, g, C, C] (I + A)^-1, A = beta self_scores
   Tensor solver;         // [n, g, C, C] (I + A)^-1 beta
 
@@ -264,7 +265,7 @@ SegmentGradients delta_backward(const Recurrence& r, const SegmentInputs& given,
     states.advance(c, *decay, chunks.key, u);
   }
 
-  // dU comes from O and from the next state; with R = (I + A)^-T dU, d(V - aK S) = beta R = dV and dA = -R U^T.
+  // dU has contributions from O and from the next state. With R = (I + A)^-T dU, d(V - aK S) = beta R = dV and dA = -R U^T.
   SegmentGradients grad;
   grad.v = like(in.v);
   const Tensor grad_u = product(transposed(chunks.scores), grad_o);

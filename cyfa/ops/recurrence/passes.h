@@ -6,6 +6,7 @@
 
 namespace cyfa::ops {
 
+// The inputs of a segment.
 struct SegmentInputs {
   at::Tensor q;  // times the scale
   at::Tensor k, v;
@@ -13,15 +14,17 @@ struct SegmentInputs {
   at::Tensor beta;       // [n, g, C, 1]; undefined: no delta rule
 };
 
+// Gradients of the inputs of a segment.
 struct SegmentGradients {
   at::Tensor q, k, v, log_alpha, beta;  // log_alpha [n, g, C, gates] or [n, g, C]; beta [n, g, C, 1]
 };
 
+// Forward and backward of one segment.
 struct SegmentPass {
-  // Returns o. `state` [n, K, V] goes from the segment's start to its end, in place.
+  // Returns o. `state` [n, K, V] is advanced in place from the segment's start to its end.
   at::Tensor (*forward)(const Recurrence& r, const SegmentInputs& in, const at::Tensor& state);
-  // `state` [n, K, V] is the state at the segment's start, and is overwritten; `grad_state` goes from the segment's end to its start, in
-  // place.
+  // `state` [n, K, V] is the state at the segment's start and is overwritten. `grad_state` is propagated in place from the segment's end to
+  // its start.
   SegmentGradients (*backward)(const Recurrence& r, const SegmentInputs& in, const at::Tensor& state, const at::Tensor& grad_o,
                                const at::Tensor& grad_state);
 };

@@ -1,5 +1,5 @@
-// The portable backend of the recurrences: walks over segments of chunks (cyfa/ops/common/sequences.h) and handles each with the op's pass
-// (cyfa/ops/recurrence/passes.h). Forward saves the states at segment starts; backward walks from the last segment to the first.
+// The portable backend of the recurrences: iterates over segments of chunks (cyfa/ops/common/sequences.h) and applies the op's pass
+// (cyfa/ops/recurrence/passes.h) to each. Forward saves the states at segment starts; backward goes from the last segment to the first.
 #include <bit>
 
 #include "cyfa/ops/recurrence/passes.h"
@@ -13,7 +13,7 @@ Tensor flat(const Tensor& x) { return x.flatten(0, 1); }
 
 bool gate_per_entry(const Recurrence& r) { return r.gate == Gate::kRow || r.gate == Gate::kColumn; }
 
-// Gates per entry want chunks of a power of two (PerKeyDecay); what a longer chunk adds is padding at a segment's end.
+// Per-dimension gates require a power of two as chunk size (PerKeyDecay). Rounding it up adds padding at a segment's end.
 std::vector<Segment> segments_of(const Recurrence& r, const std::vector<int64_t>& offsets, const SegmentSize& size) {
   std::vector<Segment> segments = plan_segments(offsets, size);
   if (!gate_per_entry(r)) return segments;
@@ -24,7 +24,7 @@ std::vector<Segment> segments_of(const Recurrence& r, const std::vector<int64_t>
   return segments;
 }
 
-// A segment of one task: where its tokens lie, and copies of them.
+// A segment of one task: the location of its tokens, and copies of them.
 class SegmentView {
  public:
   SegmentView(const Recurrence& r, const RecurrenceSizes& s, const WalkTask& task, const Segment& segment, at::Device device)
@@ -70,7 +70,7 @@ class SegmentView {
 
 std::string take_all(const Recurrence&, const RecurrenceInputs&) { return ""; }
 
-// One tensor [rows, H, K, V]: the states at segment starts.
+// The saved states at segment starts: one tensor [rows, H, K, V].
 std::vector<Tensor> empty_saved(const RecurrenceInputs& in, const RecurrenceSettings& settings) {
   const RecurrenceSizes s = recurrence_sizes(in);
   const int64_t rows = saved_state_rows(s.packed, s.B, s.T, settings.size);

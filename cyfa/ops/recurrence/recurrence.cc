@@ -1,4 +1,4 @@
-// The calls of cyfa/ops/recurrence/table.h: argument checks, defaults, backend choice.
+// The functions of cyfa/ops/recurrence/table.h: argument checks, defaults, backend selection.
 #include <algorithm>
 #include <cmath>
 
@@ -11,7 +11,7 @@ namespace {
 
 using at::Tensor;
 
-// `letters` as dimensions of the given sizes.
+// Checks that x has the dimensions named by `letters`.
 void check_shape(const char* op, const char* name, const Tensor& x, std::string_view letters, const RecurrenceSizes& s) {
   const auto dim = [&](size_t i) -> check::Dim {
     switch (letters[i]) {
@@ -31,7 +31,7 @@ void check_shape(const char* op, const char* name, const Tensor& x, std::string_
 
 bool is_fixed(const RecurrenceArgument& argument) { return std::string_view(argument.shape) == "H"; }
 
-// The op's own arguments: those that it takes have their shapes, and no other is given.
+// Checks the op's own arguments: required ones have the right shapes, and no others are given.
 void check_arguments(const char* op, const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSizes& s, bool step) {
   const auto taken = [&](auto member) {
     return std::any_of(r.arguments.begin(), r.arguments.end(), [&](const RecurrenceArgument& a) { return a.member == member; });
@@ -39,7 +39,7 @@ void check_arguments(const char* op, const Recurrence& r, const RecurrenceInputs
   if (in.log_alpha && !taken(&RecurrenceInputs::log_alpha)) check::fail(op, "log_alpha is given, wanted none (the op has no gate)");
   if (in.beta && !taken(&RecurrenceInputs::beta)) check::fail(op, "beta is given, wanted none (the op is no delta rule)");
   for (const RecurrenceArgument& a : r.arguments) {
-    std::string letters = is_fixed(a) ? "BTH" : a.shape;  // a fixed gate has been expanded
+    std::string letters = is_fixed(a) ? "BTH" : a.shape;  // a fixed gate is already expanded
     if (step) std::erase(letters, 'T');
     const Tensor x = (in.*a.member).value_or(Tensor());
     check_shape(op, a.name, x, letters, s);
@@ -79,7 +79,7 @@ double scale_of(const char* op, const RecurrenceOptions& options, const Tensor& 
   return scale;
 }
 
-// Of inputs that have been checked. A backend that the op lacks is offered too, with a refusal, so that forcing it gives the reason.
+// Requires checked inputs. Backends that the op does not have are listed with a refusal, so that requesting one by name reports the reason.
 std::vector<BackendOffer> offers_of(const Recurrence& r, const RecurrenceInputs& in) {
   std::vector<BackendOffer> offers;
   for (const Backend id : {Backend::kSm90, Backend::kPortable, Backend::kReference}) {

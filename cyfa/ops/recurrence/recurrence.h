@@ -17,13 +17,15 @@
 
 namespace cyfa::ops {
 
+// Options of a call.
 struct RecurrenceOptions {
   Backend backend = Backend::kAuto;
-  std::optional<double> scale = {};  // absent: K^-0.5
-  int64_t chunk = 0;                 // tokens per chunk (portable); 0: the measured default
-  int64_t segment_chunks = 0;        // chunks between the states that forward saves for backward (portable); 0: the measured default
+  std::optional<double> scale = {};  // default: K^-0.5
+  int64_t chunk = 0;                 // tokens per chunk (portable); 0 for the tuned default
+  int64_t segment_chunks = 0;        // chunks between the states that forward saves for backward (portable); 0 for the tuned default
 };
 
+// The results of a call.
 struct RecurrenceOutput {
   at::Tensor o;                      // [B, T, H, V], type of v
   at::Tensor final_state;            // [N, H, K, V]

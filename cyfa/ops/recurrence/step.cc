@@ -1,4 +1,5 @@
-// The portable backend's step: one token for a batch of states, in place. A kernel on every core of a CPU; elsewhere a few ATen calls.
+// The portable backend's decode step: one token of each sequence, states updated in place. A multithreaded kernel on a CPU, a few ATen
+// calls elsewhere.
 #include <ATen/Parallel.h>
 
 #include "cyfa/kernels/recurrence/step.h"

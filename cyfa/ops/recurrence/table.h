@@ -20,17 +20,18 @@ namespace cyfa::ops {
 
 using recurrence::Gate;
 
+// The tensors of a call.
 struct RecurrenceInputs {
   at::Tensor q, k;  // [B, T, H, K]
   at::Tensor v;     // [B, T, H, V]
-  // Present where the op's arguments say so, with the shape that they give.
+  // Given if and only if the op takes them, with the shapes in its `arguments`.
   std::optional<at::Tensor> log_alpha = {};  // log_alpha or log_gamma
   std::optional<at::Tensor> beta = {};
-  std::optional<at::Tensor> initial_state = {};  // [N, H, K, V]; absent: zeros
+  std::optional<at::Tensor> initial_state = {};  // [N, H, K, V]; default: zeros
   std::optional<at::Tensor> cu_seqlens = {};     // [N + 1] bounds of packed sequences (B = 1); empty sequences are allowed
 };
 
-// A tensor that an op takes beside q, k and v.
+// A tensor that an op takes in addition to q, k and v.
 struct RecurrenceArgument {
   const char* name;   // in the dispatcher's schema and in error messages
   const char* shape;  // one letter per dimension: "H", "BTH", "BTHK" or "BTHV"; a step leaves T out
@@ -46,18 +47,19 @@ struct SegmentPass;          // cyfa/ops/recurrence/passes.h
 // One implementation of an op. Its functions get inputs that have been checked, with a gate of shape "H" expanded over the tokens.
 struct RecurrenceBackend {
   Backend id;
-  // Why it does not take these inputs, which may lack the T dimension (a step); empty if it takes them.
+  // Why the backend does not support these inputs, which may lack the T dimension (a step); empty if it does.
   std::string (*refusal)(const Recurrence& r, const RecurrenceInputs& in);
   RecurrenceForward (*forward)(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings);
-  // `saved` is what forward saved; an undefined gradient is zero.
+  // `saved` are the tensors saved by forward. An undefined gradient means zero.
   RecurrenceGradients (*backward)(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings, at::TensorList saved,
                                   const at::Tensor& grad_o, const at::Tensor& grad_final_state);
-  // The tensors that forward saves, uninitialised. It reads shapes alone, and so serves meta tensors.
+  // Uninitialised tensors of the shapes that forward saves. Reads only shapes, so it works on meta tensors.
   std::vector<at::Tensor> (*empty_saved)(const RecurrenceInputs& in, const RecurrenceSettings& settings);
-  // Null: this backend has no step.
+  // Null if the backend has no step.
   at::Tensor (*step)(const Recurrence& r, const RecurrenceInputs& in, const at::Tensor& state, double scale);
 };
 
+// An entry of the table: one op.
 struct Recurrence {
   const char* op;          // its name in C++, in torch.ops.cyfa and on the command line
   const char* definition;  // the update of the state; o_t = S_t^T (scale q_t) for every op
@@ -68,17 +70,20 @@ struct Recurrence {
   std::vector<RecurrenceBackend> backends;    // fastest first
 };
 
+// The table.
 const std::vector<Recurrence>& recurrences();
 const Recurrence& recurrence_of(std::string_view op);  // throws std::out_of_range that lists the names
 
+// Runs an op on whole sequences.
 RecurrenceOutput run_recurrence(const Recurrence& r, RecurrenceInputs inputs, const RecurrenceOptions& options = {});
 
 // One token for each of B states, without autograd. The inputs have no T dimension; `state` [B, H, K, V] is fp32 and contiguous and is
-// updated in place. Returns o [B, H, V], type of v. Of the options, only scale is read. On a CPU the bits of a sequence do not depend on
-// the rest of the batch.
+// updated in place. Returns o [B, H, V], type of v. Only options.scale is used. On a CPU, a sequence's result is bitwise independent of the
+// rest of the batch.
 at::Tensor step_recurrence(const Recurrence& r, RecurrenceInputs inputs, const at::Tensor& state, const RecurrenceOptions& options = {});
 
-// Whether each backend takes these inputs, fastest first. Throws ArgumentError for bad input. A backend that the op does not have refuses.
+// Whether each backend supports these inputs, fastest first. Throws ArgumentError for bad input. Backends that the op does not have are
+// listed with a refusal.
 std::vector<BackendOffer> recurrence_backends(const Recurrence& r, RecurrenceInputs inputs);
 
 }  // namespace cyfa::ops
