@@ -26,7 +26,7 @@ MODEL_OPS = ("train", "decode")
 COLOURS = {"cyfa": "#1b6ca8", "fla": "#c8553d", "torch": "#6b8e23"}
 LIMITS = {"o": 0.0047, "dq": 0.0051, "dk": 0.0051, "dv": 0.0047, "dlog_alpha": 0.0039, "dbeta": 0.0043, "dreadout": 0.0043}
 HEADLINE_SHAPES = [(32, 2048), (2, 32768)]  # B, T
-HEADLINE_STEPS = [1, 64]  # batches
+HEADLINE_STEPS = [1, 64]  # batches of decode steps, of the operator and of whole models
 
 
 def newest():
@@ -76,8 +76,8 @@ def pairs(rows, which):
 
 
 def model_pairs(rows):
-    """The same of rows of whole models."""
-    key = lambda r: tuple(r.get(name) for name in ("op", "model", "dtype", "B", "T", "accumulate", "recompute"))  # noqa: E731
+    """The same of rows of whole models. Each side splits its batch into micro-batches as suits it best."""
+    key = lambda r: tuple(r.get(name) for name in ("op", "model", "dtype", "B", "T", "recompute"))  # noqa: E731
     peers = {key(r): r for r in rows if r["impl"] == "fla"}
     return [(r, peers.get(key(r))) for r in rows if r["impl"] == "cyfa"]
 
@@ -86,7 +86,6 @@ def model_name(row):
     words = [f"{row['model']} in {row['dtype']}, batch {row['B']}"]
     if row["op"] == "train":
         words += [f"{row['T']} tokens"]
-        words += [f"{row['accumulate']} micro-batches"] if row.get("accumulate", 1) > 1 else []
         words += ["activation checkpointing"] if row.get("recompute") else []
     return ("training " if row["op"] == "train" else "decoding ") + ", ".join(words)
 
@@ -310,6 +309,8 @@ def headline(report):
         if ours["B"] in HEADLINE_STEPS and ours.get("in_a_row_ms"):
             add(f"operator, decode step, batch {ours['B']}", ours["in_a_row_ms"], value(peer, "in_a_row_ms"), lambda x: f"{x * 1e3:.1f} us")
     for ours, peer in model_pairs(of_models(report["rows"])):
+        if ours["op"] == "decode" and ours["B"] not in HEADLINE_STEPS:
+            continue
         add(model_name(ours), ours["tokens_per_s"], value(peer, "tokens_per_s"), lambda x: f"{x:,.0f} tokens/s", higher=True)
         if ours.get("peak_gib"):
             add(model_name(ours) + ": peak memory", ours["peak_gib"], value(peer, "peak_gib"), lambda x: f"{x:.1f} GiB")
