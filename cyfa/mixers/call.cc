@@ -41,7 +41,8 @@ const at::Tensor& Call::Projections::operator[](ParameterId weight) {
     if (!entry.value.defined()) {
       const Projection& p = entry.projection;
       const at::Tensor x = p.stops_gradient ? call_.x_.detach() : call_.x_;
-      entry.value = ops::linear(x, call_.w_[p.weight], bias_of(call_.w_, p.bias, x.scalar_type()));
+      entry.value = p.bias_after ? ops::linear(x, call_.w_[p.weight]) + call_.w_[*p.bias]
+                                 : ops::linear(x, call_.w_[p.weight], bias_of(call_.w_, p.bias, x.scalar_type()));
     }
     return entry.value;
   }

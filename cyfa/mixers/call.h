@@ -36,14 +36,17 @@ class Call {
   // A projection of x, identified by its weight.
   struct Projection {
     Projection(ParameterId by, std::optional<ParameterId> plus = std::nullopt) : weight(by), bias(plus) {}
-    static Projection without_gradient(ParameterId by) {
-      Projection p(by);
-      p.stops_gradient = true;
+    // The input of a gate: over whole sequences the bias is added after the product, in the bias's own type. A step adds it in the product.
+    static Projection of_gate(ParameterId by, ParameterId plus, bool stops_gradient = false) {
+      Projection p(by, plus);
+      p.bias_after = true;
+      p.stops_gradient = stops_gradient;
       return p;
     }
 
     ParameterId weight;
     std::optional<ParameterId> bias;
+    bool bias_after = false;      // see of_gate
     bool stops_gradient = false;  // no gradient flows back to x
   };
   // The results of project(), looked up by weight.

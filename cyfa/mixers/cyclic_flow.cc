@@ -84,16 +84,15 @@ class CyclicFlowMixer final : public QkvMixer {
 
   // In a forward, projections are computed on first use, so that the output gate occupies no memory while the operator runs.
   Projected projected(Call& call) const {
-    std::vector<Call::Projection> others = {s_.gate_first, s_.b_proj};
-    if (!c_.constant_clock) others.push_back(c_.clock_stop_gradient ? Call::Projection::without_gradient(s_.d_proj) : s_.d_proj);
+    std::vector<Call::Projection> others = {s_.gate_first, Call::Projection::of_gate(s_.b_proj, s_.b_bias)};
+    if (!c_.constant_clock) others.push_back(Call::Projection::of_gate(s_.d_proj, s_.d_bias, c_.clock_stop_gradient));
     if (c_.forget_gate) others.emplace_back(s_.a_proj);
     Projected y{project(call, {c_.conv_silu, c_.conv_silu, c_.conv_silu}, others, Call::When::kOnUse), {}};
     y.in.q = split_heads(y.qkv.q, c_.shape.heads);
     y.in.k = split_heads(y.qkv.k, c_.shape.heads);
     y.in.v = split_heads(y.qkv.v, c_.shape.heads);
-    const at::Tensor d =
-        c_.constant_clock ? constant_clock(call).expand(y.in.q.sizes().slice(0, y.in.q.dim() - 1)) : y.qkv[s_.d_proj] + call[s_.d_bias];
-    y.in.beta = ops::sigmoid_gate(y.qkv[s_.b_proj] + call[s_.b_bias]);
+    const at::Tensor d = c_.constant_clock ? constant_clock(call).expand(y.in.q.sizes().slice(0, y.in.q.dim() - 1)) : y.qkv[s_.d_proj];
+    y.in.beta = ops::sigmoid_gate(y.qkv[s_.b_proj]);
     y.in.delta = ops::sigmoid_gate(d);
     y.in.log_alpha = c_.forget_gate ? ops::decay_gate(y.qkv[s_.a_proj], call[s_.dt_bias], call[s_.A_log])
                                     : at::zeros_like(y.in.beta, y.in.beta.options().dtype(at::kFloat));
