@@ -93,7 +93,7 @@ int run_train(const Options& options) {
                     {"model", std::filesystem::path(options.config).stem().string()},
                     {"dtype", recipe.dtype},
                     {"device", recipe.device},
-                    {"engine", trainer.engine()},
+                    {"engine", trainer.engine().name()},
                     {"B", recipe.batch},
                     {"T", recipe.context},
                     {"ms", t.median * 1e3},
@@ -114,7 +114,8 @@ int run_train(const Options& options) {
               << text("%s %s  B%lld T%lld: %.0f ms per step (p10 %.0f, p90 %.0f), %.0f tokens/s, engine %s\n",
                       row["model"].get<std::string>().c_str(), recipe.dtype.c_str(), static_cast<long long>(recipe.batch),
                       static_cast<long long>(recipe.context), t.median * 1e3, t.p10 * 1e3, t.p90 * 1e3, tokens / t.median,
-                      trainer.engine().c_str());
+                      trainer.engine().name().c_str());
+    for (const std::string& note : trainer.engine().notes()) std::cout << "note      " << note << '\n';
   }
   if (kernels) kernels->print("one step");
   write_rows(options.json, Json::array({row}));

@@ -66,6 +66,8 @@ class TrainEngine {
   virtual void begin_step() = 0;
   // As CausalLM::loss(); differentiable. Requires begin_step().
   virtual at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens) = 0;
+  // What the engine runs as the plain model does, and why.
+  virtual std::vector<std::string> notes() const { return {}; }
 };
 
 // Options of prepare_training().

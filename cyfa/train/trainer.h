@@ -43,7 +43,7 @@ class Trainer {
   int64_t run();
 
   double evaluate() const;  // mean validation loss over the recipe's eval_batches
-  std::string engine() const { return engine_->name(); }
+  const TrainEngine& engine() const { return *engine_; }
   int64_t step() const { return step_; }
 
  private:

@@ -110,7 +110,7 @@ TEST(ToyMixer, TrainsSavesLoadsAndWrites) {
   std::vector<double> losses;
   trainer.on_step = [&](const Json& row) { losses.push_back(row.at("loss").get<double>()); };
   trainer.run();
-  EXPECT_EQ(trainer.engine(), "portable");
+  EXPECT_EQ(trainer.engine().name(), "portable");
   EXPECT_LT(losses.back(), losses.front() - 0.5);
 
   const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("cyfa-toy-" + std::to_string(::getpid()));

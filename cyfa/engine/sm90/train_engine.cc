@@ -1,6 +1,7 @@
 // Training on Hopper with matrices in bf16. Once per step, all fused matrices are converted to bf16 in one array. Their gradients are
 // accumulated in fp32 in a second array, of which the parameters' grad() are views. All other parameters are handled as in the plain model:
 // differentiable casts, gradients by autograd.
+#include <set>
 #include <utility>
 
 #include "cyfa/engine/sm90/sm90.h"
@@ -180,6 +181,7 @@ class Sm90Training final : public TrainEngine {
   }
 
   std::string name() const override { return "sm90"; }
+  std::vector<std::string> notes() const override { return {notes_.begin(), notes_.end()}; }
   void begin_step() override { weights_ = arena_.begin_step(); }
 
   at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens) override {
@@ -211,7 +213,9 @@ class Sm90Training final : public TrainEngine {
     const auto alone = [&](ParameterId id, Accumulated* to) { arena_.add(t.first + id, to); };
     alone(ids.mixer_norm, &t.mixer_norm);
     const CyclicFlowSpec* spec = cyclic_flow_spec(t.block->mixer());
-    if (spec != nullptr && flow_refusal(*spec).empty()) {
+    const std::string refusal = spec == nullptr ? "it is not CyFA" : flow_refusal(*spec);
+    if (!refusal.empty()) notes_.insert("mixer without fused kernels: " + refusal);
+    if (refusal.empty()) {
       t.spec = spec;
       t.flow.layout = layout_of(*spec);
       t.flow.clock_stop_gradient = spec->config.clock_stop_gradient;
@@ -243,6 +247,7 @@ class Sm90Training final : public TrainEngine {
   Arena arena_;
   std::vector<std::shared_ptr<TrainLayer>> layers_;
   Accumulated norm_, head_;
+  std::set<std::string> notes_;
   Weights weights_;
 };
 
