@@ -9,19 +9,13 @@
 #include "apps/options.h"
 #include "apps/output.h"
 #include "apps/parse.h"
+#include "apps/step_check.h"
 #include "apps/timing.h"
 #include "cyfa/engine/recorded.h"
 #include "cyfa/model/checkpoint.h"
 
 namespace cyfa::app {
 namespace {
-
-// Tokens of the check. On a GPU the first step runs eagerly, the second is recorded, and later ones are replayed as the timed ones are.
-constexpr int64_t kCheckTokens = 4;
-
-// Largest relative L2 difference between the logits of the steps and of the forward pass. In bf16 both round the residual stream in every
-// layer, at different places.
-double check_limit(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 5e-2 : 1e-4; }
 
 struct Options {
   std::string model;
@@ -31,17 +25,6 @@ struct Options {
   int threads = 0;
   bool kernels = false;
 };
-
-// Logits of the last of kCheckTokens random tokens, by steps from the empty `state` and by the forward pass: their relative L2 difference.
-double step_error(const CausalLM& model, StepEngine& steps, ModelState& state, int64_t B) {
-  const at::NoGradGuard no_grad;
-  const at::Tensor ids = at::randint(0, model.config().vocab_size, {B, kCheckTokens}, at::kLong);
-  at::Tensor logits;
-  for (int64_t t = 0; t < kCheckTokens; ++t) logits = steps.step(ids.select(1, t).contiguous(), state);
-  const Weights& w = steps.weights();
-  const at::Tensor expected = model.head(w, model.forward(w, ids).hidden.select(1, kCheckTokens - 1)).to(logits.scalar_type());
-  return (at::linalg_vector_norm(logits - expected) / at::linalg_vector_norm(expected)).item<double>();
-}
 
 // Sums all 8-byte words, at the speed of memory.
 uint64_t read_once(const std::vector<at::Tensor>& tensors) {
@@ -90,11 +73,11 @@ int run_decode(const Options& options) {
     tasks.push_back({[&, i] { steps[i]->step(ids[i], states[i]); }});
   }
   at::manual_seed(1);
-  const double limit = check_limit(dtype);
+  const double limit = step_error_limit(dtype);
   std::vector<double> errors;
   for (size_t i = 0; i < ids.size(); ++i) {
     const int64_t B = options.batches[i];
-    errors.push_back(step_error(model, *steps[i], states[i], B));
+    errors.push_back(step_error(*steps[i], states[i]));
     const bool good = errors.back() <= limit;  // false for NaN
     if (!good || prints_text(options.json)) {
       (good ? std::cout : std::cerr) << text("check     batch %lld: logits of %lld steps against the forward pass %.1e, limit %.0e: %s\n",

@@ -6,14 +6,12 @@
 #include "apps/machine.h"
 #include "apps/output.h"
 #include "apps/parse.h"
+#include "apps/step_check.h"
 #include "cyfa/engine/engine.h"
 #include "cyfa/model/checkpoint.h"
 
 namespace cyfa::app {
 namespace {
-
-// Largest relative L2 difference between the logits of two steps and of the forward pass, as in `bench decode`.
-double limit_of(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 5e-2 : 1e-4; }
 
 Json to_json(const std::vector<EngineOffer>& offers) {
   Json rows = Json::array();
@@ -29,19 +27,6 @@ void print_offers(const char* what, const Json& offers) {
     const auto refusal = offer["refusal"].get<std::string>();
     std::cout << text("  %-10s %s\n", offer["engine"].get<std::string>().c_str(), refusal.empty() ? "yes" : ("no: " + refusal).c_str());
   }
-}
-
-// Two tokens for each of B sequences by steps and by the forward pass.
-double step_error(const CausalLM& model, StepEngine& engine, int64_t B) {
-  const at::NoGradGuard no_grad;
-  at::manual_seed(1);
-  const at::Tensor ids = at::randint(0, model.config().vocab_size, {B, 2}, at::kLong);
-  ModelState state = model.initial_state(B);
-  engine.step(ids.select(1, 0), state);
-  const at::Tensor logits = engine.step(ids.select(1, 1), state).to(at::kDouble);
-  const Weights& w = engine.weights();
-  const at::Tensor want = model.head(w, model.forward(w, ids).hidden.select(1, 1)).to(at::kDouble);
-  return ((logits - want).norm() / want.norm()).item<double>();
 }
 
 }  // namespace
@@ -71,12 +56,14 @@ int run_doctor_model(const DoctorModelOptions& options) {
   const std::shared_ptr<StepEngine> engine = prepare_steps(model, {.engine = options.engine});
   row["engine"] = engine->name();
   row["steps"] = Json::array();
+  at::manual_seed(1);
   bool healthy = true;
   for (const int64_t B : device.is_cuda() ? std::vector<int64_t>{1, 16, 64, 128} : std::vector<int64_t>{1, 8}) {
-    const double error = step_error(model, *engine, B);
-    const bool pass = error <= limit_of(dtype);  // false for NaN
+    ModelState state = model.initial_state(B);
+    const double error = step_error(*engine, state);
+    const bool pass = error <= step_error_limit(dtype);  // false for NaN
     healthy = healthy && pass;
-    row["steps"].push_back({{"B", B}, {"path", engine->path(B)}, {"rel_l2", error}, {"limit", limit_of(dtype)}, {"pass", pass}});
+    row["steps"].push_back({{"B", B}, {"path", engine->path(B)}, {"rel_l2", error}, {"limit", step_error_limit(dtype)}, {"pass", pass}});
   }
   row["notes"] = engine->notes();
   row["healthy"] = healthy;
@@ -87,7 +74,7 @@ int run_doctor_model(const DoctorModelOptions& options) {
     const auto refusal = row["recording_refusal"].get<std::string>();
     std::cout << text("  %-10s %s\n", "+graph", refusal.empty() ? "yes" : ("no: " + refusal).c_str());
     print_offers("training: engines", row["training"]);
-    std::cout << "\nself-check of engine " << engine->name() << ": logits of two steps against the forward pass, relative L2\n";
+    std::cout << "\nself-check of engine " << engine->name() << ": logits after four steps against the forward pass, relative L2\n";
     for (const Json& step : row["steps"]) {
       std::cout << text("  batch %-4lld %-28s %.1e, limit %.0e: %s\n", static_cast<long long>(step["B"].get<int64_t>()),
                         step["path"].get<std::string>().c_str(), step["rel_l2"].get<double>(), step["limit"].get<double>(),
