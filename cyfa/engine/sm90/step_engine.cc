@@ -3,7 +3,6 @@
 // products by cuBLAS with everything else fused.
 #include <c10/cuda/CUDACachingAllocator.h>
 
-#include <map>
 #include <set>
 
 #include "cyfa/engine/sm90/medium_batch.h"

@@ -3,8 +3,8 @@
 //
 //   [ q: H K | k: H K | v: H V | output gate's first factor: rank | a: H | b: H | d: H | zero padding to a multiple of 8 ]
 //
-// a, b and d become log_alpha, beta and delta. This is the only definition of the layout; the decoding step (sm90/sm90_step_mixer.cuh)
-// reads its offsets from here.
+// a, b and d become log_alpha, beta and delta. This is the only definition of the layout: the decode step's kernel
+// (sm90/sm90_step_mixer.cuh), the sm90 engine (cyfa/engine/sm90) and the GPU tests read the offsets from here.
 #pragma once
 
 #ifdef __CUDACC__
