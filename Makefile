@@ -12,10 +12,10 @@ PYTHON := $(if $(CYFA_TORCH_DIR),python3,.venv/bin/python)
 SETUP := build/.setup-done
 export JOBS PYTHON
 
-.PHONY: help demo test build bench parity baselines-doc cli-doc tokenizer format lint gpu-test gpu-bench setup clean
+.PHONY: help demo test build bench parity baselines-doc cli-doc benchmarks-doc tokenizer format lint gpu-test gpu-bench setup clean
 
 help:
-	@echo "make demo           set up, build, check this machine, draw pictures, train small models: start here"
+	@echo "make demo           set up, build, and see what a CyFA remembers: start here (5 minutes after the build)"
 	@echo "make test           build, check the format, run all tests, also under the sanitizers, compile the CUDA sources"
 	@echo "make build          build the program build/cyfa and the library build/libcyfa_ops.so"
 	@echo "make bench          measure speed and memory beside baselines on this CPU; writes build/bench.json"
@@ -25,6 +25,7 @@ help:
 	@echo "make gpu-bench      measure the operator on that GPU"
 	@echo "make baselines-doc  update the tables of docs/baselines.md"
 	@echo "make cli-doc        update the option tables of docs/cli.md"
+	@echo "make benchmarks-doc update docs/benchmarks.md, its pictures and README.md's table from bench/results"
 	@echo "make format         run clang-format over the sources"
 	@echo "make lint           run clang-tidy over apps/, cyfa/ and bench/"
 	@echo "make setup          install system packages and .venv with the pinned torch; needs the network the first time"
@@ -37,9 +38,11 @@ $(SETUP): scripts/setup.sh scripts/requirements.txt
 	@mkdir -p $(@D) && touch $@
 
 build: $(SETUP)
-	@echo "== building (preset release, $(JOBS) jobs; the first build takes some minutes)"
-	@cmake --preset release > build/configure.log || { cat build/configure.log; exit 1; }
-	@cmake --build --preset release --parallel $(JOBS) --target cyfa
+	@. scripts/stage.sh; \
+	  rm -f build/configure.log build/build.log; \
+	  stage "configuring" build/configure.log cmake --preset release; \
+	  stage "building with $(JOBS) jobs; the first time takes some minutes" build/build.log \
+	    cmake --build --preset release --parallel $(JOBS) --target cyfa
 
 demo: build
 	@scripts/demo.sh
@@ -61,6 +64,9 @@ baselines-doc: build
 
 cli-doc: build
 	@scripts/cli_doc.py build/cyfa
+
+benchmarks-doc: build
+	@scripts/benchmarks_doc.py
 
 tokenizer: $(SETUP)
 	@scripts/tokenizer.sh

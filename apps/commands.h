@@ -33,5 +33,7 @@ void add_bench_load(CLI::App& bench, Action& action);
 void add_bench_train(CLI::App& bench, Action& action);
 void add_bench_state(CLI::App& bench, Action& action);
 void add_show_clock(CLI::App& show, Action& action);
+void add_show_loss(CLI::App& show, Action& action);
+void add_show_curves(CLI::App& show, Action& action);
 
 }  // namespace cyfa::app

@@ -108,6 +108,82 @@ const TensorError& worst(const std::vector<TensorError>& errors) {
                            [](const TensorError& a, const TensorError& b) { return !(a.rel_l2 >= b.rel_l2); });
 }
 
+// Ops by name, or how many there are if they are all.
+std::string ops_text(const std::vector<std::string>& names, size_t all) {
+  if (names.size() == all) return text("all %zu operators", all);
+  std::string out;
+  for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
+  return out;
+}
+
+// One line for each backend of a device with the ops that it takes, and one for each reason to refuse others.
+void print_backends(const Report& report) {
+  std::vector<std::string> devices;
+  for (const BackendReport& b : report.backends) {
+    if (std::find(devices.begin(), devices.end(), b.device) == devices.end()) devices.push_back(b.device);
+  }
+  for (const std::string& device : devices) {
+    struct Line {
+      std::string backend, refusal;
+      std::vector<std::string> ops;
+    };
+    std::vector<Line> lines;
+    size_t all = 0;
+    for (const BackendReport& b : report.backends) {
+      if (b.device != device) continue;
+      ++all;
+      for (const ops::BackendOffer& offer : b.offers) {
+        const std::string name = ops::backend_name(offer.backend);
+        auto line =
+            std::find_if(lines.begin(), lines.end(), [&](const Line& l) { return l.backend == name && l.refusal == offer.refusal; });
+        if (line == lines.end()) line = lines.insert(line, Line{name, offer.refusal, {}});
+        line->ops.push_back(b.op);
+      }
+    }
+    std::stable_partition(lines.begin(), lines.end(), [](const Line& l) { return l.refusal.empty(); });
+    std::cout << text("\nbackends on %s; the first that takes the inputs runs\n", device.c_str());
+    for (const Line& line : lines) {
+      const std::string ops = ops_text(line.ops, all);
+      if (line.refusal.empty()) {
+        std::cout << text("  %-11s %s%s\n", line.backend.c_str(), ops.c_str(),
+                          line.backend == ops::backend_name(ops::Backend::kReference) ? ", on request: the definition" : "");
+      } else {
+        std::cout << text("  not used: %s, for %s: %s\n", line.backend.c_str(), ops.c_str(), line.refusal.c_str());
+      }
+    }
+  }
+}
+
+// One line for each device and backend that agrees with the reference, with its worst result, and one for each check that fails.
+void print_checks(const Report& report) {
+  std::cout << "\nself-check against the reference: relative L2 of outputs and gradients\n";
+  std::vector<const Check*> first;  // of each device and backend
+  for (const Check& check : report.checks) {
+    const auto same = [&](const Check* c) { return c->device == check.device && c->backend == check.backend; };
+    if (std::none_of(first.begin(), first.end(), same)) first.push_back(&check);
+  }
+  for (const Check* one : first) {
+    const Check* closest = nullptr;  // to its limit
+    size_t passed = 0, all = 0;
+    for (const Check& check : report.checks) {
+      if (check.device != one->device || check.backend != one->backend) continue;
+      ++all;
+      passed += check.pass() ? 1 : 0;
+      const TensorError& e = worst(check.errors);
+      if (!check.pass()) {
+        std::cout << text("  %-7s %-10s %s: %s %.1e, limit %.0e: FAILED\n", check.device.c_str(), check.backend.c_str(), check.op.c_str(),
+                          e.name.c_str(), e.rel_l2, e.limit);
+      } else if (closest == nullptr || e.rel_l2 > worst(closest->errors).rel_l2) {
+        closest = &check;
+      }
+    }
+    if (closest == nullptr) continue;
+    const TensorError& e = worst(closest->errors);
+    std::cout << text("  %-7s %-10s %zu of %zu operators agree; the largest error is %.1e (%s of %s), limit %.0e\n", one->device.c_str(),
+                      one->backend.c_str(), passed, all, e.rel_l2, e.name.c_str(), closest->op.c_str(), e.limit);
+  }
+}
+
 void print(const Report& report) {
   const auto line = [](const char* key, const std::string& value) { std::cout << text("%-14s %s\n", key, value.c_str()); };
   line("cyfa", text("%s (commit %s)", CYFA_VERSION, commit().c_str()));
@@ -121,19 +197,8 @@ void print(const Report& report) {
   for (const Gpu& gpu : report.gpus) {
     line("gpu", gpu.name.empty() ? "one, not examined (built without CUDA)" : gpu.name + ", compute capability " + gpu.capability);
   }
-  std::cout << "\nbackends, fastest first; the first that takes the inputs runs\n";
-  for (const BackendReport& b : report.backends) {
-    for (const ops::BackendOffer& offer : b.offers) {
-      std::cout << text("  %-23s %-7s %-10s %s\n", b.op.c_str(), b.device.c_str(), ops::backend_name(offer.backend),
-                        offer.refusal.empty() ? "yes" : ("no: " + offer.refusal).c_str());
-    }
-  }
-  std::cout << "\nself-check against the reference: relative L2 of the worst of outputs and gradients\n";
-  for (const Check& check : report.checks) {
-    const TensorError& e = worst(check.errors);
-    std::cout << text("  %-23s %-7s %-10s %.1e (%s), limit %.0e: %s\n", check.op.c_str(), check.device.c_str(), check.backend.c_str(),
-                      e.rel_l2, e.name.c_str(), e.limit, check.pass() ? "ok" : "FAILED");
-  }
+  print_backends(report);
+  print_checks(report);
   std::cout << (report.healthy() ? "\nhealthy\n" : "\nNOT HEALTHY: a path disagrees with the reference\n");
 }
 

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "cyfa/draw/figure.h"
 #include "cyfa/engine/engine.h"
 
 namespace cyfa::app {
@@ -128,6 +129,19 @@ void add_json(CLI::App* command, std::string* target) {
       ->expected(0, 1)
       ->check(json_refusal)
       ->type_name("[FILE]");
+}
+
+CLI::Option* add_picture(CLI::App* command, std::string* path) {
+  return command->add_option("-o,--out", *path, "Picture to write; its name ends in .png or .svg")
+      ->check([](const std::string& name) {
+        try {
+          draw::picture_format(name);
+          return std::string();
+        } catch (const std::invalid_argument& e) {
+          return std::string(e.what());
+        }
+      })
+      ->type_name("FILE");
 }
 
 std::shared_ptr<CLI::FormatterBase> help_formatter() { return std::make_shared<HelpFormatter>(); }

@@ -29,6 +29,9 @@ void add_repeats(CLI::App* command, int* repeats);
 // An existing file is replaced only if it holds a JSON array, so that an argument that follows --json by mistake is not overwritten.
 void add_json(CLI::App* command, std::string* target);
 
+// -o, --out FILE: a picture to write, whose name must end in .png or .svg
+CLI::Option* add_picture(CLI::App* command, std::string* path);
+
 // Help in the form "  --name VALUE  meaning: choices [default: value]", which scripts/cli_doc.py reads. Subcommands inherit it.
 std::shared_ptr<CLI::FormatterBase> help_formatter();
 

@@ -8,9 +8,10 @@
 
 #include "apps/commands.h"
 #include "apps/interrupt.h"
+#include "apps/options.h"
 #include "apps/output.h"
-#include "cyfa/io/font.h"
-#include "cyfa/io/heatmap.h"
+#include "cyfa/draw/figure.h"
+#include "cyfa/draw/heatmap_text.h"
 #include "cyfa/kernels/cyclic_flow/reference/reference.h"
 
 namespace cyfa::app {
@@ -25,7 +26,7 @@ constexpr size_t kFollowed = 1;     // index of the marked write that the query 
 constexpr uint64_t kSeed = 7;
 
 struct Options {
-  std::string png;
+  std::string picture;
   int64_t tokens = 180;
   int64_t slots = 63;
 };
@@ -120,26 +121,26 @@ Story tell(const Options& options) {
   return story;
 }
 
-std::vector<io::Heatmap> panels(const Story& story, const Options& options) {
+std::vector<draw::Heatmap> panels(const Story& story, const Options& options) {
   const auto panel = [&](const std::string& title, int64_t rows, const std::vector<double>& values) {
-    io::Heatmap map;
+    draw::Heatmap map;
     map.title = title;
-    map.column_label = "token";
     map.rows = rows;
     map.columns = options.tokens;
     map.values = values;
+    map.low = 0;
+    map.high = 1;
     return map;
   };
-  io::Heatmap slots = panel("1. The slots: marked writes enter at 0 and age", options.slots, story.profile);
+  draw::Heatmap slots = panel("1. The slots: marked writes enter at slot 0 and age", options.slots, story.profile);
   slots.row_label = "slot = age";
-  slots.scale = io::ColorScale::kDiverging;
-  io::Heatmap clock = panel("2. The clock: slots that each token moves them", 1, story.delta);
-  clock.low = 0;
-  clock.high = 1;
-  io::Heatmap read = panel(text("3. The read: softmax weights of a query for token %lld", static_cast<long long>(story.marked[kFollowed])),
-                           options.slots, story.weights);
+  slots.scale = draw::ColorScale::kDiverging;
+  draw::Heatmap clock = panel("2. The clock: by how many slots each token moves them", 1, story.delta);
+  draw::Heatmap read = panel(text("3. The read: softmax weights of a query that looks for the write of token %lld",
+                                  static_cast<long long>(story.marked[kFollowed])),
+                             options.slots, story.weights);
   read.row_label = "slot = age";
-  read.low = 0;
+  read.column_label = "token";
   return {slots, clock, read};
 }
 
@@ -159,36 +160,16 @@ std::string paces_text() {
   return out;
 }
 
-// The panels with a heading above and explanations below.
-io::Image picture(const Story& story, std::vector<io::Heatmap> maps) {
-  for (io::Heatmap* map : {&maps[0], &maps[2]}) {
-    map->low = map->scale == io::ColorScale::kDiverging ? -1 : 0;
-    map->high = 1;
-  }
-  const io::Image plots = io::draw_heatmaps(maps, {.plot_width = 1080, .plot_height = 378, .cell = 24, .text_scale = 2});
-  const std::vector<std::string> notes = {
-      "Each token first moves all slots down by its increment, then writes its key and value into slot 0.",
-      "1: the writes of tokens " + tokens_text(story.marked) + ". Whole slots keep a write sharp, fractions",
-      "   spread it (red +, blue -). It fades, and past the last slot it returns at the first.",
-      "2: the increments: " + paces_text() + " (paused), ... Slots are spent where the clock runs.",
-      "3: before its write the query finds nothing; then it follows the write wherever the clock takes it.",
-  };
-  constexpr io::Color kHeading = {20, 40, 90};
-  constexpr io::Color kInk = {60, 60, 60};
-  constexpr int kMargin = 8;
-  constexpr int kHeadingHeight = 48;
-  constexpr int kLine = 22;
-  int width = plots.width;
-  for (const std::string& note : notes) width = std::max(width, io::text_width(note, 2) + 2 * kMargin);
-  io::Image image(width, kHeadingHeight + plots.height + kLine * static_cast<int>(notes.size()) + 2 * kMargin);
-  io::draw_text(image, kMargin, 14, "One head's memory while its clock runs", kHeading, 4);
-  image.draw_image(0, kHeadingHeight, plots);
-  int y = kHeadingHeight + plots.height + kMargin;
-  for (const std::string& note : notes) {
-    io::draw_text(image, kMargin, y, note, kInk, 2);
-    y += kLine;
-  }
-  return image;
+draw::Figure figure(const Story& story, const std::vector<draw::Heatmap>& maps) {
+  return {.title = "One head's memory while its clock runs",
+          .panels = {maps.begin(), maps.end()},
+          .notes = {"Each token first moves all slots down by its increment, then writes its key and value into slot 0.",
+                    "1: the writes of tokens " + tokens_text(story.marked) +
+                        ". A write on a whole slot is sharp; between two it spreads (red +, blue -). It fades, and past the last slot it "
+                        "returns at the first.",
+                    "2: the increments: " + paces_text() + " (paused), and so on. Slots are used up only where the clock runs.",
+                    "3: before its write the query finds nothing; then it follows the write wherever the clock takes it."},
+          .description = ""};
 }
 
 int run_show(const Options& options) {
@@ -196,15 +177,14 @@ int run_show(const Options& options) {
     throw std::invalid_argument("--slots is " + std::to_string(options.slots) + "; wanted an odd number (M = slots + 1 are stored)");
   }
   const Story story = tell(options);
-  const std::vector<io::Heatmap> maps = panels(story, options);
-  io::TextStyle style = io::terminal_style(STDOUT_FILENO);
+  const std::vector<draw::Heatmap> maps = panels(story, options);
+  draw::TextStyle style = draw::terminal_style(STDOUT_FILENO);
   style.height = std::min(style.height, 16);
-  for (const io::Heatmap& map : maps) std::cout << io::heatmap_text(map, style) << '\n';
-  if (!options.png.empty()) {
-    const io::Image image = picture(story, maps);
+  for (const draw::Heatmap& map : maps) std::cout << draw::heatmap_text(map, style) << '\n';
+  if (!options.picture.empty()) {
     const WriteGuard guard;
-    io::write_png(options.png, image);
-    std::cout << "picture written to " << options.png << '\n';
+    draw::write_figure(options.picture, figure(story, maps));
+    std::cout << "picture written to " << options.picture << '\n';
   }
   return kDone;
 }
@@ -215,7 +195,7 @@ void add_show_clock(CLI::App& show, Action& action) {
   CLI::App* command =
       show.add_subcommand("clock", "Draw how writes move through the slots while the clock runs fast, slowly or not at all.");
   auto options = std::make_shared<Options>();
-  command->add_option("--png", options->png, "File to which the picture is also written")->type_name("FILE");
+  add_picture(command, &options->picture);
   command->add_option("--tokens", options->tokens, "Tokens in the sequence")->check(CLI::Range(20, 4000))->capture_default_str();
   command->add_option("--slots", options->slots, "Active slots, an odd number")->check(CLI::Range(3, 511))->capture_default_str();
   command->callback([&action, options] { action = [options] { return run_show(*options); }; });

@@ -11,7 +11,6 @@ macro(cyfa_need package version url)
   endif()
 endmacro()
 
-find_package(ZLIB REQUIRED)
 cyfa_need(nlohmann_json 3.10 https://github.com/nlohmann/json/archive/refs/tags/v3.11.2.tar.gz)
 cyfa_need(CLI11 2.1 https://github.com/CLIUtils/CLI11/archive/refs/tags/v2.1.2.tar.gz)
 if(CYFA_TESTS)
@@ -21,6 +20,17 @@ if(CYFA_BENCH)
   set(BENCHMARK_ENABLE_TESTING OFF)
   cyfa_need(benchmark 1.6 https://github.com/google/benchmark/archive/refs/tags/v1.7.1.tar.gz)
 endif()
+
+# Cairo draws the pictures. It is a system library with many dependencies of its own, so it is not downloaded.
+add_library(cyfa_cairo INTERFACE)
+find_path(CAIRO_INCLUDE cairo-svg.h PATH_SUFFIXES cairo)
+find_library(CAIRO_LIBRARY cairo)
+if(NOT CAIRO_INCLUDE OR NOT CAIRO_LIBRARY)
+  message(FATAL_ERROR "Cairo, which draws the pictures, is not installed: cairo-svg.h and libcairo were not found. "
+    "Install libcairo2-dev (Debian, Ubuntu) or cairo-devel (Fedora), or run `make setup`.")
+endif()
+target_include_directories(cyfa_cairo SYSTEM INTERFACE ${CAIRO_INCLUDE})
+target_link_libraries(cyfa_cairo INTERFACE ${CAIRO_LIBRARY})
 
 # SentencePiece is packaged without CMake files.
 add_library(cyfa_sentencepiece INTERFACE)

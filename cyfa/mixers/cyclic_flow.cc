@@ -69,6 +69,12 @@ class CyclicFlowMixer final : public QkvMixer {
     return MemoryView{state[s_.clock], ops::cyclic_flow_slots(state[s_.values].to(at::kDouble), state[s_.clock]).square().sum(-1)};
   }
 
+  ops::CyclicFlowReads reads(Call& call) const {
+    ops::CyclicFlowOptions options;
+    options.norm_eps = c_.backbone.norm_eps;
+    return ops::cyclic_flow_reads(projected(call).in, options);
+  }
+
   // Sum over the stages of docs/operator.md, with chunks of 64 tokens.
   double flops_per_token() const override {
     const auto C = 64.0, K = static_cast<double>(c_.shape.K), V = static_cast<double>(c_.shape.V), M = static_cast<double>(c_.slots);
@@ -147,6 +153,13 @@ at::Tensor CyclicFlowSpec::readout_matrices(const Weights& w, at::Device device)
 const CyclicFlowSpec* cyclic_flow_spec(const Mixer& mixer) {
   const auto* flow = dynamic_cast<const CyclicFlowMixer*>(&mixer);
   return flow == nullptr ? nullptr : &flow->spec();
+}
+
+std::optional<ops::CyclicFlowReads> cyclic_flow_reads(const Mixer& mixer, Call& call) {
+  const auto* flow = dynamic_cast<const CyclicFlowMixer*>(&mixer);
+  if (flow == nullptr) return std::nullopt;
+  const at::NoGradGuard no_grad;
+  return flow->reads(call);
 }
 
 MixerFactory read_cyclic_flow(ConfigReader& config, const BackboneShape& backbone) {

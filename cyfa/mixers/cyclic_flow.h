@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cyfa/mixers/parts.h"
+#include "cyfa/ops/cyclic_flow/reads.h"
 
 namespace cyfa {
 
@@ -36,6 +37,9 @@ struct CyclicFlowSpec {
 
 // The spec of a cyclic flow mixer; null for any other mixer.
 const CyclicFlowSpec* cyclic_flow_spec(const Mixer& mixer);
+
+// How the heads of a cyclic flow mixer read, over the call's x [B, T, D] from an empty state; nullopt for any other mixer. No autograd.
+std::optional<ops::CyclicFlowReads> cyclic_flow_reads(const Mixer& mixer, Call& call);
 
 // Reads the keys of this mixer; throws ConfigError for an invalid value.
 MixerFactory read_cyclic_flow(ConfigReader& config, const BackboneShape& backbone);

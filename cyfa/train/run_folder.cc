@@ -6,7 +6,7 @@
 #include "cyfa/io/atomic_file.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/model/checkpoint.h"
-#include "cyfa/train/curve.h"
+#include "cyfa/train/loss_figure.h"
 
 namespace cyfa {
 namespace {
@@ -44,9 +44,11 @@ void RunFolder::add_metrics(const Json& row) {
   if (!file) throw io::FileError(path_ / "metrics.jsonl", "cannot be written: is the disk full?");
 }
 
-std::vector<Json> RunFolder::metrics() const {
+std::vector<Json> RunFolder::metrics() const { return read_metrics(path_ / "metrics.jsonl"); }
+
+std::vector<Json> read_metrics(const fs::path& path) {
   std::vector<Json> rows;
-  std::ifstream file(path_ / "metrics.jsonl");
+  std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     Json row = Json::parse(line, nullptr, false);
     if (row.is_object() && row.contains("step")) rows.push_back(std::move(row));  // skips a line truncated by a crash
@@ -62,16 +64,9 @@ void RunFolder::drop_metrics_after(int64_t step) {
   write_text(path_ / "metrics.jsonl", kept);
 }
 
-void RunFolder::draw_curve() const {
-  Curve train{"training loss", {}}, eval{"validation loss", {}};
-  for (const Json& row : metrics()) {
-    const auto add = [&](const char* key, Curve& curve) {
-      if (row.contains(key) && row[key].is_number()) curve.points.emplace_back(row["step"].get<double>(), row[key].get<double>());
-    };
-    add("loss", train);
-    add("eval_loss", eval);
-  }
-  write_text(path_ / "loss.svg", curve_svg("loss", "step", {train, eval}));
+void RunFolder::draw_losses() const {
+  const draw::Figure figure = loss_figure("Loss of " + path_.string(), {RunLosses::of("", metrics())});
+  for (const char* name : {"loss.png", "loss.svg"}) draw::write_figure(path_ / name, figure);
 }
 
 std::vector<RunCheckpoint> RunFolder::checkpoints() const {

@@ -1,5 +1,5 @@
-// The folder of a training run: recipe.toml, manifest.json, metrics.jsonl, loss.svg, and checkpoints/step-00000100 and so on. Checkpoints
-// are written atomically.
+// The folder of a training run: recipe.toml, manifest.json, metrics.jsonl, loss.png and loss.svg, and checkpoints/step-00000100 and so on.
+// Checkpoints are written atomically.
 #pragma once
 
 #include <filesystem>
@@ -33,7 +33,7 @@ class RunFolder {
   // Removes the metrics of later steps, when a run resumes from the checkpoint of `step`.
   void drop_metrics_after(int64_t step);
   std::vector<Json> metrics() const;
-  void draw_curve() const;  // writes loss.svg
+  void draw_losses() const;  // writes loss.png and loss.svg
 
   // Saves a checkpoint with the model, the optimizer state and the step. Then deletes old checkpoints, except the newest `keep` and the
   // best.
@@ -43,6 +43,9 @@ class RunFolder {
  private:
   std::filesystem::path path_;
 };
+
+// The rows of a metrics.jsonl, without a line that a crash has truncated; none if the file does not exist.
+std::vector<Json> read_metrics(const std::filesystem::path& path);
 
 // Files in a checkpoint's folder that hold the optimizer state and the completed steps.
 inline constexpr const char* kOptimizerFile = "optimizer.safetensors";

@@ -111,7 +111,11 @@ double Trainer::evaluate() const {
 void Trainer::save(std::optional<double> eval_loss) {
   if (folder_ == nullptr) return;
   folder_->save(model_, optimizer_, step_, eval_loss, recipe_.keep);
-  folder_->draw_curve();
+  try {
+    folder_->draw_losses();
+  } catch (const std::exception& e) {  // a picture that fails, for want of a font perhaps, ends no run
+    if (on_note) on_note(std::string("the loss is not drawn: ") + e.what());
+  }
   if (on_note) on_note("saved step " + std::to_string(step_));
 }
 

@@ -1,11 +1,12 @@
-// The colour scales of colormap.h: paths through Oklab (Ottosson 2020), a colour space in which equal steps look about equally large.
-#include "cyfa/io/colormap.h"
+// The colours of color.h. Scales are paths through Oklab (Ottosson 2020), a colour space in which equal steps look about equally large.
+#include "cyfa/draw/color.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
 
-namespace cyfa::io {
+namespace cyfa::draw {
 namespace {
 
 constexpr Color kNotANumber = {128, 128, 128};
@@ -34,6 +35,8 @@ double mix(double from, double to, double t) { return from + (to - from) * t; }
 // The chroma stays within the sRGB gamut, so that no channel is clipped and no artificial edge appears.
 Color sequential(double t) { return from_oklch(mix(0.18, 0.94, t), 0.085 + 0.09 * t * t * t, mix(315, 108, t)); }
 
+Color paper(double t) { return from_oklch(mix(1.0, 0.35, t), 0.115 * std::sin(t * std::numbers::pi * 0.75), 258); }
+
 Color diverging(double t) {
   const double distance = std::abs(2 * t - 1);
   return from_oklch(mix(0.97, 0.45, distance), 0.165 * distance, t < 0.5 ? 258 : 28);
@@ -46,7 +49,13 @@ Color color_at(ColorScale scale, double position) {
     return kNotANumber;
   }
   const double t = std::clamp(position, 0.0, 1.0);
-  return scale == ColorScale::kDiverging ? diverging(t) : sequential(t);
+  return scale == ColorScale::kDiverging ? diverging(t) : scale == ColorScale::kPaper ? paper(t) : sequential(t);
 }
 
-}  // namespace cyfa::io
+Color line_color(size_t index) {
+  constexpr std::array<Color, kLineColors> kColors = {
+      {{31, 96, 173}, {204, 80, 40}, {45, 138, 72}, {140, 86, 170}, {199, 146, 20}, {24, 150, 160}, {200, 70, 130}, {110, 110, 110}}};
+  return kColors[index % kLineColors];
+}
+
+}  // namespace cyfa::draw

@@ -1,5 +1,5 @@
-// Heat maps: pictures are checked pixel by pixel, text character by character.
-#include "cyfa/io/heatmap.h"
+// Heat maps as text, checked character by character, and what no heat map may be.
+#include "cyfa/draw/heatmap_text.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,9 @@
 #include <stdexcept>
 #include <utility>
 
-namespace cyfa::io {
+#include "cyfa/draw/figure.h"
+
+namespace cyfa::draw {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -41,16 +43,6 @@ Heatmap ramp(int64_t rows, int64_t columns) {
   return make_map(rows, columns, std::move(values));
 }
 
-int count(const Image& image, Color color) {
-  int result = 0;
-  for (int y = 0; y < image.height; ++y) {
-    for (int x = 0; x < image.width; ++x) {
-      result += image.get(x, y) == color ? 1 : 0;
-    }
-  }
-  return result;
-}
-
 std::vector<std::string> lines_of(const std::string& text) {
   std::istringstream stream(text);
   std::vector<std::string> lines;
@@ -73,66 +65,7 @@ size_t columns_of(const std::string& line) {
   return count;
 }
 
-TEST(HeatmapPicture, DrawsEachCellInItsColour) {
-  // The colours of 1/4 and 3/4 also appear in the colour bar; those of the ends cover cells of 24 x 24 pixels and little else.
-  Heatmap map = make_map(4, 4, std::vector<double>(16, 0.5));
-  map.low = 0;
-  map.high = 1;
-  map.values[1] = 0;
-  map.values[6] = 1;
-  map.values[9] = kNan;
-  const Image image = draw_heatmaps(std::vector{map});
-  EXPECT_EQ(count(image, color_at(ColorScale::kSequential, kNan)), 24 * 24);
-  EXPECT_GE(count(image, color_at(ColorScale::kSequential, 0)), 24 * 24);
-  EXPECT_LT(count(image, color_at(ColorScale::kSequential, 0)), 25 * 24);
-  EXPECT_GE(count(image, color_at(ColorScale::kSequential, 1)), 24 * 24);
-  EXPECT_GE(count(image, color_at(ColorScale::kSequential, 0.5)), 13 * 24 * 24);
-
-  // Row 0 is at the top and column 0 at the left: value 0 is one cell above and one to the left of value 1.
-  const auto corner = [&](Color color) {
-    for (int y = 0; y < image.height; ++y) {
-      for (int x = 0; x < image.width; ++x) {
-        if (image.get(x, y) == color && image.get(x + 20, y) == color && image.get(x, y + 20) == color) {
-          return std::pair(x, y);
-        }
-      }
-    }
-    return std::pair(-1, -1);
-  };
-  const auto [zero_x, zero_y] = corner(color_at(ColorScale::kSequential, 0));
-  const auto [one_x, one_y] = corner(color_at(ColorScale::kSequential, 1));
-  EXPECT_EQ(one_x - zero_x, 24);
-  EXPECT_EQ(one_y - zero_y, 24);
-}
-
-TEST(HeatmapPicture, StacksPanelsOfDifferentShapes) {
-  Heatmap signed_map = make_map(1, 60, std::vector<double>(60, -2.0));
-  signed_map.scale = ColorScale::kDiverging;
-  const Heatmap wide = ramp(128, 60);
-  const Image both = draw_heatmaps(std::vector{wide, signed_map});
-  const Image first = draw_heatmaps(std::vector{wide});
-  const Image second = draw_heatmaps(std::vector{signed_map});
-  EXPECT_EQ(both.height, first.height + second.height);
-  EXPECT_EQ(both.width, std::max(first.width, second.width + 24));  // the wider row numbers of the first panel shift the second
-  EXPECT_GT(count(both, color_at(ColorScale::kDiverging, 0)), 60 * 12 * 40);
-}
-
-TEST(HeatmapPicture, AveragesWhatIsWiderThanItsRoom) {
-  std::vector<double> values;
-  for (int i = 0; i < 4000; ++i) {
-    values.push_back(i % 2 == 0 ? 1.0 : 3.0);
-  }
-  Heatmap map = make_map(2, 2000, values);
-  map.low = 0;
-  map.high = 4;
-  const PictureStyle style = {.plot_width = 500, .plot_height = 100, .cell = 24, .text_scale = 1};
-  const Image image = draw_heatmaps(std::vector{map}, style);
-  EXPECT_LE(image.width, 600);
-  EXPECT_GE(count(image, color_at(ColorScale::kSequential, 0.5)), 500 * 48);
-  EXPECT_LT(count(image, color_at(ColorScale::kSequential, 0.25)), 20);
-}
-
-TEST(HeatmapPicture, AcceptsEveryEdge) {
+TEST(HeatmapText, AcceptsEveryEdge) {
   const std::vector<Heatmap> panels = {
       make_map(0, 0, {}),
       make_map(0, 7, {}),
@@ -152,9 +85,6 @@ TEST(HeatmapPicture, AcceptsEveryEdge) {
       map.column_label = std::string(3000, 'c');
       map.first_row = -1000;
       map.first_column = 999'999'999'999;
-      const Image image = draw_heatmaps(std::vector{map});
-      EXPECT_LE(image.width, 1300);
-      EXPECT_LE(image.height, 600);
       for (const TextColor color : {TextColor::kNone, TextColor::kAnsi256, TextColor::kTrueColor}) {
         for (const bool unicode : {false, true}) {
           for (const std::string& line : lines_of(heatmap_text(map, {.width = 60, .height = 10, .color = color, .unicode = unicode}))) {
@@ -168,7 +98,7 @@ TEST(HeatmapPicture, AcceptsEveryEdge) {
 
 TEST(Heatmap, RefusesWhatDoesNotFit) {
   const auto refused = [](const Heatmap& map) {
-    EXPECT_THROW(draw_heatmaps(std::vector{map}), std::invalid_argument);
+    EXPECT_THROW(draw_figure({.title = "", .panels = {map}, .notes = {}, .description = ""}, Format::kPng), std::invalid_argument);
     EXPECT_THROW(heatmap_text(map), std::invalid_argument);
   };
   refused(make_map(2, 2, {1, 2, 3}));
@@ -184,9 +114,6 @@ TEST(Heatmap, RefusesWhatDoesNotFit) {
   Heatmap far = ramp(1, 2);
   far.first_row = std::numeric_limits<int64_t>::max();
   refused(far);
-  EXPECT_THROW(draw_heatmaps({}), std::invalid_argument);
-  EXPECT_THROW(draw_heatmaps(std::vector{ramp(1, 1)}, {.text_scale = 0}), std::invalid_argument);
-  EXPECT_THROW(draw_heatmaps(std::vector{ramp(1, 1)}, {.plot_width = 0}), std::invalid_argument);
   EXPECT_THROW(heatmap_text(ramp(1, 1), {.width = 0}), std::invalid_argument);
   EXPECT_THROW(heatmap_text(ramp(1, 1), {.height = 0}), std::invalid_argument);
 }
@@ -345,4 +272,4 @@ TEST_F(TerminalStyle, TheLocaleDecidesAboutUnicode) {
 }
 
 }  // namespace
-}  // namespace cyfa::io
+}  // namespace cyfa::draw
