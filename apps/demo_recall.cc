@@ -17,7 +17,7 @@ namespace {
 
 struct Options {
   std::string picture;
-  int64_t pairs = 8, gap = 2 + RecallModels::kReach, steps = 800;
+  int64_t pairs = 4, gap = 2 + RecallModels::kReach, steps = 800;
   double rate = 3e-3;
   uint64_t seed = 1;
 };
@@ -185,6 +185,7 @@ draw::Figure figure(const RecallTask& task, const Pupil& flow, const Pupil& wind
                           .plot_height = 170};
   draw::Heatmap clock = heatmap("The clock: by how many slots each token moves the memory (" + head + ")", reads.delta.unsqueeze(0));
   clock.column_names = tokens;
+  clock.row_names = {{"", draw::kInk}};
   draw::Heatmap slots = heatmap("The slots: where the clock has put each pair (lines) and which slots a token reads (dark)", reads.slots);
   slots.row_label = "slot";
   slots.column_label = "the sequence, token by token: pairs, filler, questions with their answers";

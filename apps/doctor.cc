@@ -116,41 +116,43 @@ std::string ops_text(const std::vector<std::string>& names, size_t all) {
   return out;
 }
 
-// One line for each backend of a device with the ops that it takes, and one for each reason to refuse others.
+// One line for each backend of a device with the ops that it takes. A backend that takes none has one line with its first reason, another
+// one line for each op that it refuses; the reference, which runs on request only, has no such lines.
 void print_backends(const Report& report) {
   std::vector<std::string> devices;
-  for (const BackendReport& b : report.backends) {
-    if (std::find(devices.begin(), devices.end(), b.device) == devices.end()) devices.push_back(b.device);
-  }
+  const auto add = [](std::vector<std::string>& list, const std::string& name) {
+    if (std::find(list.begin(), list.end(), name) == list.end()) list.push_back(name);
+  };
+  for (const BackendReport& b : report.backends) add(devices, b.device);
   for (const std::string& device : devices) {
-    struct Line {
-      std::string backend, refusal;
-      std::vector<std::string> ops;
-    };
-    std::vector<Line> lines;
-    size_t all = 0;
-    for (const BackendReport& b : report.backends) {
-      if (b.device != device) continue;
-      ++all;
-      for (const ops::BackendOffer& offer : b.offers) {
-        const std::string name = ops::backend_name(offer.backend);
-        auto line =
-            std::find_if(lines.begin(), lines.end(), [&](const Line& l) { return l.backend == name && l.refusal == offer.refusal; });
-        if (line == lines.end()) line = lines.insert(line, Line{name, offer.refusal, {}});
-        line->ops.push_back(b.op);
-      }
-    }
-    std::stable_partition(lines.begin(), lines.end(), [](const Line& l) { return l.refusal.empty(); });
     std::cout << text("\nbackends on %s; the first that takes the inputs runs\n", device.c_str());
-    for (const Line& line : lines) {
-      const std::string ops = ops_text(line.ops, all);
-      if (line.refusal.empty()) {
-        std::cout << text("  %-11s %s%s\n", line.backend.c_str(), ops.c_str(),
-                          line.backend == ops::backend_name(ops::Backend::kReference) ? ", on request: the definition" : "");
-      } else {
-        std::cout << text("  not used: %s, for %s: %s\n", line.backend.c_str(), ops.c_str(), line.refusal.c_str());
+    std::vector<std::string> backends;
+    for (const BackendReport& b : report.backends) {
+      for (const ops::BackendOffer& offer : b.offers) add(backends, ops::backend_name(offer.backend));
+    }
+    std::string refusals;
+    for (const std::string& backend : backends) {
+      std::vector<std::string> taken, refused;
+      size_t all = 0;
+      for (const BackendReport& b : report.backends) {
+        if (b.device != device) continue;
+        ++all;
+        for (const ops::BackendOffer& offer : b.offers) {
+          if (ops::backend_name(offer.backend) != backend) continue;
+          (offer.refusal.empty() ? taken : refused).push_back(offer.refusal.empty() ? b.op : b.op + ": " + offer.refusal);
+        }
+      }
+      const bool on_request = backend == ops::backend_name(ops::Backend::kReference);
+      if (taken.empty() && !refused.empty()) {
+        refusals += text("  not used: %s (%s)\n", backend.c_str(), refused[0].substr(refused[0].find(": ") + 2).c_str());
+      } else if (!taken.empty()) {
+        std::cout << text("  %-11s %s%s\n", backend.c_str(), ops_text(taken, all).c_str(),
+                          on_request ? ", on request: the definition" : "");
+        for (const std::string& reason : refused)
+          refusals += on_request ? "" : text("  not used: %s for %s\n", backend.c_str(), reason.c_str());
       }
     }
+    std::cout << refusals;
   }
 }
 

@@ -136,10 +136,13 @@ std::vector<draw::Heatmap> panels(const Story& story, const Options& options) {
   slots.row_label = "slot = age";
   slots.scale = draw::ColorScale::kDiverging;
   draw::Heatmap clock = panel("2. The clock: by how many slots each token moves them", 1, story.delta);
+  clock.scale = draw::ColorScale::kPaper;
+  clock.row_names = {{"", draw::kInk}};
   draw::Heatmap read = panel(text("3. The read: softmax weights of a query that looks for the write of token %lld",
                                   static_cast<long long>(story.marked[kFollowed])),
                              options.slots, story.weights);
   read.row_label = "slot = age";
+  read.scale = draw::ColorScale::kPaper;
   read.column_label = "token";
   return {slots, clock, read};
 }

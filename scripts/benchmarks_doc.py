@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/benchmarks.md, its plots and the headline table of README.md from the newest file in bench/results.
+"""Writes docs/benchmarks.md, its pictures (by `cyfa show curves`) and the headline table of README.md from the newest file in bench/results.
 
 With --check nothing is written, and the exit status is 1 if one of them is stale. A results file has the rows of bench/gpu_bench.py. It may
 also have rows of whole models, {"impl", "op": "train" or "decode", "model", "dtype", "B", "tokens_per_s"}, with "T", "accumulate",
@@ -7,10 +7,13 @@ also have rows of whole models, {"impl", "op": "train" or "decode", "model", "dt
 """
 
 import argparse
+import html
 import json
-import math
 import pathlib
+import re
+import subprocess
 import sys
+import tempfile
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -23,7 +26,7 @@ TARGETS = {  # (pass, B, T): ms
 }
 LAYER = (4, 256, 256, 128)  # H, K, V, M of the 400M model
 MODEL_OPS = ("train", "decode")
-COLOURS = {"cyfa": "#1b6ca8", "fla": "#c8553d", "torch": "#6b8e23"}
+X_LABEL = "tokens per sequence"
 LIMITS = {"o": 0.0047, "dq": 0.0051, "dk": 0.0051, "dv": 0.0047, "dlog_alpha": 0.0039, "dbeta": 0.0043, "dreadout": 0.0043}
 HEADLINE_SHAPES = [(32, 2048), (2, 32768)]  # B, T
 HEADLINE_STEPS = [1, 64]  # batches of decode steps, of the operator and of whole models
@@ -158,79 +161,42 @@ def error_table(errors):
     return table(["", *names], lines)
 
 
-class Plot:
-    """A small chart with a logarithmic x axis, as SVG."""
-
-    WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 340, 60, 44, 34, 150
-
-    def __init__(self, title, x_label, y_label, xs, top):
-        self.parts = []
-        self.xs, self.top = xs, top
-        self.text(self.LEFT, 20, title, size=14, weight="bold")
-        self.text(self.LEFT + self.inner_width() / 2, self.HEIGHT - 8, x_label, anchor="middle")
-        middle = f"{self.TOP + self.inner_height() / 2:.0f}"
-        self.parts.append(f'<text x="14" y="{middle}" transform="rotate(-90 14 {middle})" text-anchor="middle" '
-                          f'font-size="12">{y_label}</text>')
-        for x in xs:
-            self.text(self.x(x), self.HEIGHT - self.BOTTOM + 16, f"{x:,}", anchor="middle")
-        step = 10 ** math.floor(math.log10(top / 4))
-        step *= next(f for f in (1, 2, 5, 10) if top / (step * f) <= 6)
-        for i in range(int(top / step) + 1):
-            y = f"{self.y(i * step):.1f}"
-            self.parts.append(f'<line x1="{self.LEFT}" x2="{self.WIDTH - self.RIGHT}" y1="{y}" y2="{y}" stroke="#ddd"/>')
-            self.text(self.LEFT - 6, self.y(i * step) + 4, f"{i * step:g}", anchor="end")
-
-    def inner_width(self):
-        return self.WIDTH - self.LEFT - self.RIGHT
-
-    def inner_height(self):
-        return self.HEIGHT - self.TOP - self.BOTTOM
-
-    def x(self, value):
-        low, high = math.log(self.xs[0]), math.log(self.xs[-1])
-        return self.LEFT + 14 + (math.log(value) - low) / max(1e-9, high - low) * (self.inner_width() - 28)
-
-    def y(self, value):
-        return self.TOP + (1 - value / self.top) * self.inner_height()
-
-    def text(self, x, y, words, anchor="start", size=12, weight="normal", colour="#222"):
-        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" font-weight="{weight}" '
-                          f'fill="{colour}">{words}</text>')
-
-    def line(self, points, label, colour, dashed):
-        dash = ' stroke-dasharray="5 4"' if dashed else ""
-        path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
-        self.parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
-        for x, y in points:
-            self.parts.append(f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="3" fill="{colour}"/>')
-        self.text(self.x(points[-1][0]) + 20, self.y(points[-1][1]) + 4, label, colour=colour)
-
-    def svg(self):
-        size = f'width="{self.WIDTH}" height="{self.HEIGHT}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">'
-        return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *self.parts, "</svg>\n"])
-
-
 def plots(rows):
+    """The pictures: for each, the rows to draw and the options of `cyfa show curves`."""
     passes = [r for r in rows if r["op"] == "cyclic_flow" and r.get("pass") in ("forward", "backward")]
     plain = [r for r in passes if "sequences" not in r and "ms" in r]
-    lengths = sorted({r["T"] for r in plain})
-    x_label = "tokens per sequence"
-    time = Plot("cyclic_flow, 65,536 tokens, 4 heads, bf16", x_label, "ms", lengths, 1.1 * max(r["ms"] for r in plain))
-    ratios = []
-    for which, dashed in (("forward", True), ("backward", False)):
-        for impl in ("cyfa", "fla"):
-            points = sorted((r["T"], r["ms"]) for r in plain if r["impl"] == impl and r["pass"] == which)
-            if points:
-                time.line(points, f"{impl} {which}", COLOURS[impl], dashed)
-        both = [(ours["T"], peer["ms"] / ours["ms"]) for ours, peer in pairs(rows, which) if peer and "sequences" not in ours]
-        if both:
-            ratios.append((which, sorted(both), dashed))
-    top = 1.1 * max([1.0] + [y for _, p, _ in ratios for _, y in p])
-    ratio = Plot("Speed-up over flash-linear-attention 0.6.0", x_label, "speed-up", lengths, top)
-    for which, points, dashed in ratios:
-        ratio.line(points, which, COLOURS["cyfa"], dashed)
-    return {"docs/images/bench_time.svg": time.svg(), "docs/images/bench_ratio.svg": ratio.svg()}
+    time = [{"T": r["T"], "ms": r["ms"], "pass": r["pass"], "impl": r["impl"]}
+            for which in ("backward", "forward") for impl in ("cyfa", "fla") for r in plain if (r["impl"], r["pass"]) == (impl, which)]
+    ratio = [{"T": ours["T"], "speed-up": peer["ms"] / ours["ms"], "pass": which, "impl": ""}
+             for which in ("backward", "forward") for ours, peer in pairs(rows, which) if peer and "sequences" not in ours]
+    return {
+        "docs/images/bench_time.svg": ("Time of cyclic_flow: 65,536 tokens, 4 heads, bf16, NVIDIA H200", "ms", time),
+        "docs/images/bench_ratio.svg": ("Speed-up of cyclic_flow over flash-linear-attention 0.6.0", "speed-up", ratio),
+    }
+
+
+def drawn(title, y, rows):
+    """What the picture's <desc> holds, as `cyfa show curves` writes it."""
+    lines = {}
+    for row in rows:
+        lines.setdefault(" ".join(filter(None, (row["impl"], row["pass"]))), []).append([row["T"], row[y]])
+    return {"title": title, "x": X_LABEL, "y": y, "lines": [{"name": n, "points": sorted(p, key=lambda q: q[0])} for n, p in lines.items()]}
+
+
+def stale_picture(path, title, y, rows):
+    """Whether the picture is missing or shows other data. Its lines are compared, not its bytes, which depend on Cairo's version."""
+    if not path.exists():
+        return True
+    found = re.search(r"<desc>(.*?)</desc>", path.read_text(), re.DOTALL)
+    return found is None or json.loads(html.unescape(found[1])) != drawn(title, y, rows)
+
+
+def draw(program, path, title, y, rows):
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(rows, file)
+        file.flush()
+        subprocess.run([program, "show", "curves", file.name, "--x", "T", "--y", y, "--color", "impl", "--dash", "pass", "--log-x",
+                        "--from-zero", "--title", title, "--x-label", X_LABEL, "-o", path], check=True, stdout=subprocess.DEVNULL)
 
 
 def page(path, report):
@@ -337,19 +303,26 @@ def readme(report):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something is stale")
+    parser.add_argument("--program", default=ROOT / "build/cyfa", type=pathlib.Path, help="the cyfa program, which draws the pictures")
     a = parser.parse_args()
     path = newest()
     report = json.loads(path.read_text())
-    files = {"docs/benchmarks.md": page(path, report), **plots(of_layer(report["rows"])), "README.md": readme(report)}
+    files = {"docs/benchmarks.md": page(path, report), "README.md": readme(report)}
+    pictures = plots(of_layer(report["rows"]))
     stale = [name for name, text in files.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
+    stale += [name for name, picture in pictures.items() if stale_picture(ROOT / name, *picture)]
     if a.check:
         if stale:
-            sys.exit(f"benchmarks_doc: stale, differs from bench/results: {', '.join(stale)}; run scripts/benchmarks_doc.py")
+            sys.exit(f"benchmarks_doc: stale, differs from bench/results: {', '.join(stale)}; run `make benchmarks-doc`")
         return
+    if not a.program.exists():
+        sys.exit(f"benchmarks_doc: {a.program} does not exist; build it with `make build`, or name another with --program")
     for name, text in files.items():
-        (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / name).write_text(text)
-    print("wrote " + ", ".join(files))
+    for name, picture in pictures.items():
+        (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
+        draw(a.program, ROOT / name, *picture)
+    print("wrote " + ", ".join([*files, *pictures]))
 
 
 if __name__ == "__main__":

@@ -1,58 +1,46 @@
 #!/bin/bash
-# Shows what the project does, in a few minutes: examines the machine, checks stored results, draws pictures, trains two small models.
+# Shows in a few minutes what the project is about: recall that a fixed window cannot do, how the memory works, a model that learns to write.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+out=build/demo
+rm -rf "$out"
+mkdir -p "$out"
 
 step() { printf '\n== %s\n' "$*"; }
 
-step "build/cyfa doctor: what this machine and this build can do"
-build/cyfa doctor
+step "1. A memory of fixed size that keeps what matters: build/cyfa demo recall"
+build/cyfa demo recall -o "$out/recall.png"
 
-step "build/cyfa verify op: every backend against stored results"
-shopt -s nullglob
-vectors=(tests/vectors/*.safetensors)
-if [[ ${#vectors[@]} -gt 0 ]]; then
-  build/cyfa verify op "${vectors[@]}" --json | "$PYTHON" -c '
-import json, sys
-rows = json.load(sys.stdin)
-for r in rows:
-    worst = max(r["tensors"], key=lambda t: t["rel_l2"] / t["limit"])
-    verdict = "ok" if r["pass"] else "FAILED"
-    print("  %-44s %-10s worst %s %.1e of %.0e: %s" % (r["file"], r["backend"], worst["name"], worst["rel_l2"], worst["limit"], verdict))
-sys.exit(not all(r["pass"] for r in rows))'
-else
-  echo "  no vectors in tests/vectors"
-fi
+step "2. How it works: writes move through the slots as the clock runs: build/cyfa show clock"
+build/cyfa show clock -o "$out/clock.png" | tail -n 1
 
-step "build/cyfa show clock --png build/clock.png: how writes move through the slots"
-build/cyfa show clock --png build/clock.png
+text=${DEMO_TEXT:-data/alice/alice.txt}
+step "3. A small language model learns to write like $text: build/cyfa prepare, train, generate"
+# The last twentieth of the lines is kept for validation.
+lines=$(wc -l < "$text")
+head -n $((lines - lines / 20)) "$text" > "$out/train.txt"
+tail -n $((lines / 20)) "$text" > "$out/valid.txt"
+build/cyfa prepare "$out/data" "$out/train.txt" --tokenizer bytes -q | head -n 1
+build/cyfa prepare "$out/valid" "$out/valid.txt" --tokenizer bytes -q > /dev/null
+build/cyfa train "$out/run" -r recipes/alice.toml data="$out/data" validation="$out/valid" log_every=5 | awk '
+  /step/ && !/validation/ { next } { print; fflush() }'
+checkpoint=$(ls -d "$out"/run/checkpoints/step-* | tail -n 1)
+step "what it writes after these few minutes: build/cyfa generate $checkpoint -p 'Alice '"
+build/cyfa generate "$checkpoint" -p 'Alice ' -n 500 -t 0.6 --seed 1 --ignore-eos
 
-step "build/cyfa demo recall: a tiny model learns to recall, then its clock and slots are drawn"
-build/cyfa demo recall --png build/recall.png
+cat << END
 
-# The user's text, or the project's own documents and sources.
-text=${DEMO_TEXT:-}
-mkdir -p build/demo
-if [[ -z $text ]]; then
-  text=build/demo/project.txt
-  find README.md CONTRIBUTING.md docs cyfa apps -name '*.md' -o -name '*.h' -o -name '*.cc' | sort | xargs cat > "$text"
-fi
-rm -rf build/demo/data build/demo/run
-step "build/cyfa prepare: turns $text into tokens"
-build/cyfa prepare build/demo/data "$text" --tokenizer bytes
-step "build/cyfa train: trains a small byte-level model from scratch"
-build/cyfa train build/demo/run -r recipes/bytes.toml data=build/demo/data
-step "build/cyfa generate: what the model writes after a minute of training"
-build/cyfa generate "$(ls -d build/demo/run/checkpoints/step-* | tail -1)" -p "The " -n 400 -t 0.7 --seed 1 --ignore-eos
-
-cat << 'END'
+== pictures to open
+  $out/recall.png      why the CyFA finds the answers: pairs in their slots, the clock, and what each question reads
+  $out/clock.png       one head's memory while its clock runs
+  $out/run/loss.png    the loss of the training run (also loss.svg)
 
 == next
-  open build/clock.png build/recall.png build/demo/run/loss.svg
-  DEMO_TEXT=mybook.txt make demo     run it again on a text of your own
-  build/cyfa train build/demo/run --resume steps=1000     continue the training to step 1000
-  build/cyfa --help                  list all commands; docs/cli.md explains them
-  make test                          run all tests
-  make bench                         run all measurements, also of other implementations
-  docs/operator.md                   what the operator computes; docs/architecture.md explains the code
+  DEMO_TEXT=mybook.txt make demo                         the same with a text of your own
+  build/cyfa train $out/run --resume steps=2000    train further, then generate again
+  build/cyfa demo recall --gap 0 --pairs 3               without the gap the window learns it too
+  build/cyfa doctor                                      what this machine can run, with a self-check
+  build/cyfa --help                                      all commands; docs/cli.md explains them
+  make test                                              run all tests
+  docs/operator.md                                       what the operator computes; docs/README.md lists all documents
 END

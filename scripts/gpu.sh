@@ -38,7 +38,7 @@ case $what in
   bench)
     shift
     "${PYTHON:-python3}" bench/gpu_bench.py "$@"
-    "${PYTHON:-python3}" scripts/benchmarks_doc.py
+    "${PYTHON:-python3}" scripts/benchmarks_doc.py --program build-cuda/cyfa
     ;;
   *) stop "unknown argument; wanted test or bench" ;;
 esac

@@ -50,7 +50,7 @@ class Bench(CliTest):
 class Show(CliTest):
     def test_clock(self):
         path = self.folder / "clock.png"
-        result = run("show", "clock", "--png", path)
+        result = run("show", "clock", "-o", path)
         self.check(result, 0)
         self.assertIn("The clock", result.stdout)
         data = path.read_bytes()
@@ -58,8 +58,8 @@ class Show(CliTest):
         self.assertEqual(data[-8:-4], b"IEND")
         width, height = struct.unpack(">II", data[16:24])
         self.assertGreater(min(width, height), 500)
-        self.check(run("show", "clock", "--tokens", "20", "--slots", "3", "--png", path), 0)
-        self.check_error(run("show", "clock", "--png", self.folder / "absent" / "clock.png"), "absent")
+        self.check(run("show", "clock", "--tokens", "20", "--slots", "3", "-o", path), 0)
+        self.check_error(run("show", "clock", "-o", self.folder / "absent" / "clock.png"), "absent")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Train(CliTest):
         self.assertLess(rows[-1]["loss"], rows[0]["loss"])
         self.assertIn("eval_loss", rows[-1])
         self.assertIn("slot_occupancy", rows[-1]["memory"])
-        for name in ("recipe.toml", "manifest.json", "loss.svg"):
+        for name in ("recipe.toml", "manifest.json", "loss.png", "loss.svg"):
             self.assertTrue((self.folder / "cut" / name).exists())
         result = run("generate", self.folder / "cut/checkpoints/step-00000020", "-p", "all ", "-n", "5", "-q")
         self.check(result, 0)
