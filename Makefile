@@ -41,7 +41,7 @@ build: $(SETUP)
 	@. scripts/stage.sh; \
 	  rm -f build/configure.log build/build.log; \
 	  stage "configuring" build/configure.log cmake --preset release; \
-	  stage "building with $(JOBS) jobs; the first time takes some minutes" build/build.log \
+	  stage "building with $(JOBS) jobs (the first time takes some minutes)" build/build.log \
 	    cmake --build --preset release --parallel $(JOBS) --target cyfa
 
 demo: build

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/benchmarks.md, its pictures (by `cyfa show curves`) and the headline table of README.md from the newest file in bench/results.
+"""Writes docs/benchmarks.md, its pictures (by `cyfa show curves`) and README.md's headline table from the newest file in bench/results.
 
 With --check nothing is written, and the exit status is 1 if one of them is stale. A results file has the rows of bench/gpu_bench.py. It may
 also have rows of whole models, {"impl", "op": "train" or "decode", "model", "dtype", "B", "tokens_per_s"}, with "T", "accumulate",

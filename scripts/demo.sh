@@ -1,5 +1,5 @@
 #!/bin/bash
-# Shows in a few minutes what the project is about: recall that a fixed window cannot do, how the memory works, a model that learns to write.
+# Shows in a few minutes what the project is about: recall that a window cannot do, how the memory works, a model that learns to write.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=build/demo

@@ -13,8 +13,8 @@ constexpr double kCell = 18;  // height of a row where there is room
 constexpr double kLeastHeight = 34;
 constexpr double kMostHeight = 330;
 constexpr double kBarWidth = 12;
-constexpr double kNameGap = 3;  // between names of columns
-constexpr Font kName = {.size = 10};
+constexpr double kNameGap = 2;  // between names of columns
+constexpr Font kName = {.size = 9.5};
 
 class HeatmapPanel final : public PanelDrawing {
  public:

@@ -9,6 +9,11 @@
 #include "cyfa/ops/dense/cross_entropy.h"
 
 namespace cyfa {
+namespace {
+
+constexpr int64_t kMostLag = 6;  // two layers with convolutions over four tokens
+
+}  // namespace
 
 TrainBatch RecallTask::at(int64_t index) const {
   std::mt19937_64 random(seed * 0x9E3779B97F4A7C15 + static_cast<uint64_t>(index));
@@ -106,23 +111,26 @@ RecallReads recall_reads(const CausalLM& model, const RecallTask& task, const at
     const std::optional<ops::CyclicFlowReads> reads = cyclic_flow_reads(block.mixer(), call);
     TORCH_CHECK(reads, "recall_reads: layer ", layer, " is no cyclic flow layer");
     for (int64_t h = 0; h < reads->clock.size(2); ++h) {
-      // A pair is written by its value's token, whose convolution also sees the key.
-      const at::Tensor weights = reads->writes[0].select(1, h).slice(0, first, task.context(), 2).slice(1, 1, 2 * P, 2).t();
-      const auto share = weights.mul(asks).sum().item<double>();
-      if (share <= most) continue;
-      most = share;
+      const at::Tensor weights = reads->writes[0].select(1, h).slice(0, first, task.context(), 2);  // [query, T]
       const at::Tensor clock = reads->clock[0].select(1, h);
       const auto m = static_cast<double>(reads->slots.size(3));
-      const at::Tensor written = at::arange(1, 2 * P, 2);
-      const at::Tensor age = clock.unsqueeze(0) - clock.index_select(0, written).unsqueeze(1);
-      const at::Tensor before = at::arange(task.context()).unsqueeze(0).lt(written.unsqueeze(1));
-      best = {static_cast<int64_t>(layer),
-              h,
-              at::cat({clock.narrow(0, 0, 1), clock.diff()}),
-              age.remainder(m).masked_fill(before, std::nan("")),
-              reads->slots[0].select(1, h).t(),
-              weights,
-              asks.to(at::kLong).argmax(0)};
+      for (int64_t lag = 0; lag <= kMostLag && 2 * (P - 1) + lag < first; ++lag) {
+        const at::Tensor written = at::arange(lag, 2 * P + lag, 2);
+        const at::Tensor of_pairs = weights.index_select(1, written).t();
+        const auto share = of_pairs.mul(asks).sum().item<double>();
+        if (share <= most) continue;
+        most = share;
+        const at::Tensor before = at::arange(task.context()).unsqueeze(0).lt(written.unsqueeze(1));
+        best = {static_cast<int64_t>(layer),
+                h,
+                lag,
+                at::cat({clock.narrow(0, 0, 1), clock.diff()}),
+                reads->beta[0].select(1, h),
+                (clock.unsqueeze(0) - clock.index_select(0, written).unsqueeze(1)).remainder(m).masked_fill(before, std::nan("")),
+                reads->slots[0].select(1, h).t(),
+                of_pairs,
+                asks.to(at::kLong).argmax(0)};
+      }
     }
     MixerState after;
     x = block.forward(own, x, std::nullopt, nullptr, &after);

@@ -47,14 +47,16 @@ double recall_accuracy(const CausalLM& model, const RecallTask& task, int64_t ba
 // How one head reads one sequence of the task.
 struct RecallReads {
   int64_t layer = 0, head = 0;
+  int64_t lag = 0;   // the head writes a pair this many tokens after its key: convolutions and the layer below bring key and value there
   at::Tensor delta;  // [T] clock increments
+  at::Tensor beta;   // [T] write strengths
   at::Tensor ages;   // [pairs, T]: the slot at which the clock has put each pair's write, 0 .. m; NaN before it is written
   at::Tensor slots;  // [m, T]: weights with which each token reads the slots
-  at::Tensor pairs;  // [pairs, pairs]: weight of each pair (row) in what each query (column, in the order of the sequence) reads
+  at::Tensor pairs;  // [pairs, pairs]: weight of each pair's write (row) in what each query (column, in the order of the sequence) reads
   at::Tensor order;  // [pairs]: the pair that each query asks for
 };
 
-// The head of a cyclic flow model that gives the queried pairs most weight, on ids [T].
+// The head of a cyclic flow model, and the lag, that give the queried pairs most weight on ids [T].
 RecallReads recall_reads(const CausalLM& model, const RecallTask& task, const at::Tensor& ids);
 
 }  // namespace cyfa

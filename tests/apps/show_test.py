@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests `cyfa show` and the drawn documents from outside: output, exit statuses, pictures. Usage: show_test.py PROGRAM [unittest arguments]"""
+"""Tests `cyfa show` and the drawn documents from outside. Usage: show_test.py PROGRAM [unittest arguments]"""
 
 import html
 import json

@@ -45,7 +45,7 @@ CyclicFlowReads cyclic_flow_reads(const CyclicFlowInputs& in, const CyclicFlowOp
   const at::Tensor scores = at::matmul((held * at::matmul(q, k.transpose(2, 3))).unsqueeze(3), rows).squeeze(3);
   const at::Tensor slots = at::matmul(at::softmax(at::matmul(scores, R.transpose(1, 2)), -1), R);
   const at::Tensor writes = held * at::matmul(rows, slots.unsqueeze(4)).squeeze(4);
-  return {clock.transpose(1, 2), slots.transpose(1, 2), writes.transpose(1, 2)};
+  return {clock.transpose(1, 2), in.beta.to(at::kDouble), slots.transpose(1, 2), writes.transpose(1, 2)};
 }
 
 }  // namespace cyfa::ops

@@ -8,6 +8,7 @@ namespace cyfa::ops {
 
 struct CyclicFlowReads {
   at::Tensor clock;   // [B, T, H] after each token
+  at::Tensor beta;    // [B, T, H]: how strongly each token writes
   at::Tensor slots;   // [B, T, H, m]: w_t = R^T softmax(R K_t q_t), the weights of the slots in o_t = V_t^T w_t
   at::Tensor writes;  // [B, T, H, T]: the weights of the written values in the same sum, o_t = sum_i writes_t,i v_i
 };
