@@ -162,7 +162,7 @@ class TextReader::Source {
       if (in_.pos == in_.size) in_ = {compressed_.data(), read_file(compressed_.data(), compressed_.size()), 0};
       const bool ended = in_.size == 0;
       if (ended && !inside_frame_) return 0;
-      // zstd drops what it has decompressed in a call that fails. Given the number of bytes that it asks for, it decompresses one block.
+      // zstd drops what it has decompressed in a call that fails, so a call gets the bytes of one block and not the header of the next.
       ZSTD_inBuffer part = {in_.src, std::min(in_.size, in_.pos + wanted_), in_.pos};
       const size_t left = ZSTD_decompressStream(stream_.get(), &out, &part);
       in_.pos = part.pos;
@@ -171,7 +171,7 @@ class TextReader::Source {
         throw Damage{std::string("zstd: ") + ZSTD_getErrorName(left) + " at about byte " + std::to_string(place) + " of the file"};
       }
       inside_frame_ = left != 0;
-      wanted_ = inside_frame_ ? left : kFrameStart;
+      wanted_ = !inside_frame_ ? kFrameStart : left > kBlockHeader ? left - kBlockHeader : left;
       if (ended && out.pos == 0) throw Damage{"the file ends inside a zstd frame"};
     }
     return out.pos;
@@ -214,9 +214,10 @@ class TextReader::Source {
   int64_t consumed_ = 0;
   std::unique_ptr<ZSTD_DStream, FreeStream> stream_;
   std::vector<char> compressed_;
-  static constexpr size_t kFrameStart = 5;  // bytes that zstd asks for at the beginning of a frame
+  static constexpr size_t kFrameStart = 5;   // bytes that zstd asks for at the beginning of a frame
+  static constexpr size_t kBlockHeader = 3;  // zstd asks for a block together with the header of the next
   ZSTD_inBuffer in_ = {nullptr, 0, 0};
-  size_t wanted_ = kFrameStart;  // bytes that zstd asks for next
+  size_t wanted_ = kFrameStart;  // bytes for the next call
   bool inside_frame_ = false;
 };
 
