@@ -20,7 +20,8 @@ def limit_memory():
 
 def can_be_limited():
     """Not under the address sanitizer, which reserves terabytes of addresses."""
-    return subprocess.run([PROGRAM, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=limit_memory).returncode == 0
+    result = subprocess.run([PROGRAM, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=limit_memory)
+    return result.returncode == 0
 
 
 LIMITED = can_be_limited()
