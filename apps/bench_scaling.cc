@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "apps/bench_op.h"
+#include "cyfa/io/json.h"
 
 extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX leaves the declaration to the program
 
@@ -97,7 +98,7 @@ Json bench_scaling(const BenchOptions& options) {
   double last_ms = 0;
   double last_memory = 0;
   for (int64_t T = kFirstTokens; T <= kLastTokens; T *= 2) {
-    Json rows = Json::parse(run_child(child_arguments(options, T)));
+    Json rows = io::parse_json(run_child(child_arguments(options, T)), "output of a run");
     // The ratio is that of the fastest runs, which other processes disturbed least.
     const double ms = sum_of(rows, "ms_p10");
     const Json& peak = rows.front().at("peak_memory_mb");

@@ -11,6 +11,7 @@
 #include <new>
 #include <string>
 
+#include "apps/bus_error.h"
 #include "apps/commands.h"
 #include "apps/interrupt.h"
 #include "apps/options.h"
@@ -122,6 +123,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     cyfa::app::watch_signals();
+    cyfa::app::report_lost_pages();
     const int status = run(argc, argv);
     std::cout.flush();
     return std::cout ? status : fail("writing to the standard output failed");

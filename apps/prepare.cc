@@ -74,6 +74,7 @@ Json row(const Options& options, const PrepareResult& result) {
           {"damaged", m.losses.damaged},
           {"empty", m.losses.empty},
           {"repaired", m.losses.repaired},
+          {"passed_over", result.passed_over.total()},
           {"hash", text("%016llx", static_cast<unsigned long long>(result.hash))},
           {"text_bytes", result.text_bytes},
           {"seconds", result.seconds},
@@ -89,6 +90,8 @@ void print(const Options& options, const PrepareResult& result) {
     std::cout << text("left out: %lld damaged, %lld empty; repaired: %lld with invalid UTF-8\n", static_cast<long long>(l.damaged),
                       static_cast<long long>(l.empty), static_cast<long long>(l.repaired));
   }
+  if (const int64_t passed = result.passed_over.total(); passed > 0)
+    std::cout << text("passed over: %lld, ", static_cast<long long>(passed)) << result.passed_over.text() << '\n';
   std::cout << text("%.1f MB of text in %s, %.1f MB/s", static_cast<double>(result.text_bytes) * 1e-6, duration(result.seconds).c_str(),
                     static_cast<double>(result.text_bytes) * 1e-6 / std::max(result.seconds, 1e-9));
   if (result.resumed_shards > 0) std::cout << text("; %lld shards are from an earlier run", static_cast<long long>(result.resumed_shards));

@@ -1,4 +1,6 @@
 // cyfa verify op: stored vectors of the operator through each backend.
+#include <c10/util/Exception.h>
+
 #include <iostream>
 
 #include "apps/commands.h"
@@ -7,7 +9,6 @@
 #include "apps/verify_op_file.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/ops/cases/accuracy.h"
-#include "cyfa/ops/common/check.h"
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 
 namespace cyfa::app {
@@ -28,9 +29,10 @@ struct Result {
   std::string file, backend, dtype;
   std::string no_gradients;  // why the backend gave none; empty: it did, or none were expected
   std::vector<TensorError> tensors;
+  std::string error;  // why the file could not be checked; then no backend has run, or the last one failed
 
   bool pass() const {
-    return std::all_of(tensors.begin(), tensors.end(), [](const TensorError& e) { return e.pass; });
+    return error.empty() && std::all_of(tensors.begin(), tensors.end(), [](const TensorError& e) { return e.pass; });
   }
 };
 
@@ -50,6 +52,7 @@ Json to_json(const Result& result) {
   }
   Json row = {{"file", result.file}, {"backend", result.backend}, {"dtype", result.dtype}, {"tensors", tensors}, {"pass", result.pass()}};
   if (!result.no_gradients.empty()) row["no_gradients"] = result.no_gradients;
+  if (!result.error.empty()) return {{"file", result.file}, {"error", result.error}, {"pass", false}};
   return row;
 }
 
@@ -67,52 +70,64 @@ std::vector<ops::Backend> chosen_backends(const std::string& file, const Tensors
   return chosen;
 }
 
-std::vector<Result> verify_file(const std::string& path, const Options& options, at::Device device) {
+// Adds a result for each backend.
+void run_backends(const std::string& path, const Options& options, at::Device device, std::vector<Result>& results) {
   const OpFile file = read_op_file(path);
   const at::ScalarType dtype = parse_dtype(options.dtype);
-  std::vector<Result> results;
-  // What the file holds can still be out of an operator's range (a gate above 0, borders that fall).
-  try {
-    const Tensors inputs = converted(file.inputs, dtype, device), gradients = converted(file.gradients, dtype, device);
-    for (const ops::Backend backend : chosen_backends(path, inputs, options)) {
-      RunOptions run = file.options;
-      run.backend = backend;
-      const std::string no_gradients = gradients.empty() ? "" : gradient_refusal(Op::kCyclicFlow, inputs, backend);
-      const Tensors actual = run_op(Op::kCyclicFlow, inputs, no_gradients.empty() ? gradients : Tensors(), run);
-      NamedTensors expected = file.expected;
-      if (!no_gradients.empty()) std::erase_if(expected, [](const auto& x) { return x.first.starts_with("d_"); });
-      results.push_back(
-          {path, ops::backend_name(backend), options.dtype, no_gradients, compare_all(actual, expected, dtype, options.limit)});
-      if (prints_text(options.json)) print(results.back());
-    }
-  } catch (const ops::ArgumentError& e) {
-    throw io::FileError(path, e.what());
+  const Tensors inputs = converted(file.inputs, dtype, device), gradients = converted(file.gradients, dtype, device);
+  for (const ops::Backend backend : chosen_backends(path, inputs, options)) {
+    RunOptions run = file.options;
+    run.backend = backend;
+    const std::string no_gradients = gradients.empty() ? "" : gradient_refusal(Op::kCyclicFlow, inputs, backend);
+    const Tensors actual = run_op(Op::kCyclicFlow, inputs, no_gradients.empty() ? gradients : Tensors(), run);
+    NamedTensors expected = file.expected;
+    if (!no_gradients.empty()) std::erase_if(expected, [](const auto& x) { return x.first.starts_with("d_"); });
+    Result result;
+    result.file = path;
+    result.backend = ops::backend_name(backend);
+    result.dtype = options.dtype;
+    result.no_gradients = no_gradients;
+    result.tensors = compare_all(actual, expected, dtype, options.limit);
+    if (prints_text(options.json)) print(result);
+    results.push_back(std::move(result));
   }
-  return results;
+}
+
+// The same. Whatever goes wrong with the file is a last result: the other files are checked all the same. What a file holds can be out of
+// the operator's range (a gate above 0, borders that fall).
+void verify_file(const std::string& path, const Options& options, at::Device device, std::vector<Result>& results) {
+  std::string error;
+  try {
+    return run_backends(path, options, device, results);
+  } catch (const io::FileError& e) {
+    error = e.what();
+  } catch (const c10::Error& e) {
+    error = path + ": " + e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    error = path + ": " + e.what();
+  }
+  std::cout.flush();
+  std::cerr << "cyfa: error: " << error << '\n';
+  Result result;
+  result.file = path;
+  result.error = std::move(error);
+  results.push_back(std::move(result));
 }
 
 int run_verify(const Options& options) {
   const at::Device device = parse_device(options.device);
   std::vector<Result> results;
-  bool readable = true;
-  for (const std::string& path : options.files) {
-    try {
-      for (Result& result : verify_file(path, options, device)) results.push_back(std::move(result));
-    } catch (const io::FileError& e) {
-      std::cout.flush();
-      std::cerr << "cyfa: error: " << e.what() << '\n';
-      readable = false;
-    }
-  }
-  const auto failed = std::count_if(results.begin(), results.end(), [](const Result& r) { return !r.pass(); });
+  for (const std::string& path : options.files) verify_file(path, options, device, results);
+  const auto unusable = std::count_if(results.begin(), results.end(), [](const Result& r) { return !r.error.empty(); });
+  const auto failed = std::count_if(results.begin(), results.end(), [](const Result& r) { return r.error.empty() && !r.pass(); });
   Json rows = Json::array();
   for (const Result& result : results) rows.push_back(to_json(result));
   write_rows(options.json, rows);
   if (prints_text(options.json)) {
-    std::cout << text("%zu runs, %lld failed%s\n", results.size(), static_cast<long long>(failed),
-                      readable ? "" : "; some files could not be used");
+    std::cout << text("%zu runs, %lld failed%s\n", results.size() - static_cast<size_t>(unusable), static_cast<long long>(failed),
+                      unusable == 0 ? "" : "; some files could not be used");
   }
-  if (!readable) return kBadInput;
+  if (unusable > 0) return kBadInput;
   return failed == 0 ? kDone : kCheckFailed;
 }
 

@@ -12,12 +12,11 @@
 #include <exception>
 #include <map>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <thread>
 
+#include "cyfa/data/json_keys.h"
 #include "cyfa/data/json_text.h"
-#include "cyfa/data/text_source.h"
 #include "cyfa/data/tokenizer.h"
 #include "cyfa/data/utf8.h"
 #include "cyfa/io/atomic_file.h"
@@ -211,37 +210,35 @@ class ShardFile {
 
 // The state of a run between two pieces: the contents of progress.json.
 struct Progress {
-  std::string settings;    // settings that must not change, as JSON
+  ordered_json settings;   // that must not change
   TokenManifest manifest;  // of the shards written so far
   TextPosition next;       // where the next piece starts
   bool open = false;       // the current document has tokens already
   bool repaired = false;   // the current document has been counted as repaired
 
-  std::string json() const {
-    const ordered_json all = {{"settings", ordered_json::parse(settings)},
+  std::string text() const {
+    const ordered_json all = {{"settings", settings},
                               {"next", {{"file", next.file}, {"offset", next.offset}, {"line", next.line}, {"inside", next.inside}}},
                               {"open", open},
                               {"repaired", repaired},
-                              {"manifest", ordered_json::parse(manifest.json())}};
+                              {"manifest", manifest.json()}};
     return all.dump(1) + "\n";
   }
 
   static Progress read(const std::filesystem::path& path) {
-    const io::MappedFile file(path);
     Progress progress;
     try {
-      const ordered_json all =
-          ordered_json::parse(std::string_view(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()));
-      progress.settings = all.at("settings").dump();
-      const ordered_json& next = all.at("next");
-      progress.next = {next.at("file"), next.at("offset"), next.at("line"), next.at("inside")};
-      if (progress.next.file < 0 || progress.next.offset < 0 || progress.next.line < 0)
-        throw io::FileError(path, "has a negative position");
-      progress.open = all.at("open");
-      progress.repaired = all.at("repaired");
-      progress.manifest = TokenManifest::parse(all.at("manifest").dump(), path);
-    } catch (const ordered_json::exception& e) {
-      throw io::FileError(path, std::string("is damaged (") + e.what() + "); remove the folder and begin again");
+      const ordered_json all = io::read_json(path, kManifestLimits);
+      const JsonKeys keys(all, path, "");
+      keys.object("settings");
+      progress.settings = keys.at("settings");
+      const JsonKeys next = keys.object("next");
+      progress.next = {next.count("file"), next.count("offset"), next.count("line"), next.flag("inside")};
+      progress.open = keys.flag("open");
+      progress.repaired = keys.flag("repaired");
+      progress.manifest = TokenManifest::parse(keys.at("manifest"), path);
+    } catch (const io::FileError& e) {
+      throw io::FileError(path, "is damaged: " + e.message() + "; remove the folder and begin again");
     }
     return progress;
   }
@@ -297,7 +294,7 @@ class Writer {
     save();
   }
 
-  void save() const { write_whole(options_.folder / kProgressFile, at_.json()); }
+  void save() const { write_whole(options_.folder / kProgressFile, at_.text()); }
 
  private:
   void open_shard() {
@@ -371,10 +368,9 @@ uint64_t inputs_hash(const std::vector<InputFile>& inputs) {
 }
 
 // Throws if the interrupted run in the folder had other settings.
-void compare_settings(const std::filesystem::path& path, const std::string& then, const std::string& now) {
-  const ordered_json was = ordered_json::parse(then), is = ordered_json::parse(now);
-  for (const auto& [key, value] : is.items()) {
-    const ordered_json old = was.value(key, ordered_json());
+void compare_settings(const std::filesystem::path& path, const ordered_json& then, const ordered_json& now) {
+  for (const auto& [key, value] : now.items()) {
+    const ordered_json old = then.value(key, ordered_json());
     if (old == value) continue;
     const std::string change =
         key == "inputs" ? "the inputs have changed (names, sizes or times)" : key + " was " + old.dump() + " and is now " + value.dump();
@@ -415,7 +411,7 @@ void open_folder(const PrepareOptions& options, Progress& progress) {
   if (std::filesystem::exists(folder / "manifest.json"))
     throw io::FileError(folder, "holds finished tokens already; take another folder, or remove this one");
   if (!std::filesystem::is_empty(folder)) throw io::FileError(folder, "holds other files; wanted a new or empty folder");
-  write_whole(path, progress.json());
+  write_whole(path, progress.text());
 }
 
 // Removes a folder that received no tokens.
@@ -438,8 +434,11 @@ PrepareResult Prepare::run() {
   if (options_.shard_tokens < 1)
     throw std::invalid_argument("a shard of " + std::to_string(options_.shard_tokens) + " tokens; wanted at least one");
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(options_.tokenizer);
-  const std::vector<InputFile> inputs = find_inputs(options_.inputs);
+  PrepareResult result;
+  const std::vector<InputFile> inputs = find_inputs(options_.inputs, result.passed_over);
   if (inputs.empty()) throw std::invalid_argument("no inputs were named");
+  if (options_.stop_at_damage && result.passed_over.unreadable > 0)
+    throw std::invalid_argument("inputs cannot be read: " + result.passed_over.text());
 
   Progress progress;
   TokenManifest& manifest = progress.manifest;
@@ -451,22 +450,17 @@ PrepareResult Prepare::run() {
   manifest.input_files = static_cast<int64_t>(inputs.size());
   for (const InputFile& input : inputs) manifest.input_bytes += input.bytes;
   const auto id = [](const std::optional<int64_t>& mark) { return mark ? ordered_json(*mark) : ordered_json(nullptr); };
-  progress.settings = ordered_json({{"tokenizer_hash", manifest.tokenizer_hash},
-                                    {"shard_tokens", options_.shard_tokens},
-                                    {"begin", id(manifest.begin_mark)},
-                                    {"end", id(manifest.end_mark)},
-                                    {"text_field", options_.text_field},
-                                    {"inputs", inputs_hash(inputs)}})
-                          .dump(-1, ' ', true, ordered_json::error_handler_t::replace);
+  progress.settings = {{"tokenizer_hash", manifest.tokenizer_hash},  {"shard_tokens", options_.shard_tokens},
+                       {"begin", id(manifest.begin_mark)},           {"end", id(manifest.end_mark)},
+                       {"text_field", as_utf8(options_.text_field)}, {"inputs", inputs_hash(inputs)}};
 
   std::error_code error;
   std::filesystem::create_directories(options_.folder, error);
   if (error) throw io::FileError(options_.folder, "cannot be made: " + error.message());
   const FolderLock lock(options_.folder);
   open_folder(options_, progress);
-  if (manifest.tokenizer != "bytes") write_whole(options_.folder / "tokenizer.model", io::MappedFile(options_.tokenizer).bytes());
+  if (manifest.tokenizer != "bytes") write_whole(options_.folder / "tokenizer.model", read_tokenizer_file(options_.tokenizer));
 
-  PrepareResult result;
   result.resumed_shards = static_cast<int64_t>(manifest.shards.size());
   PrepareProgress report;
   report.input_all = manifest.input_bytes;
@@ -515,12 +509,13 @@ PrepareResult Prepare::run() {
     remove_folder(options_.folder);
     const DataLosses& losses = result.manifest.losses;
     throw std::invalid_argument("the inputs hold no text: " + std::to_string(inputs.size()) + " files, " + std::to_string(losses.empty) +
-                                " empty documents, " + std::to_string(losses.damaged) + " damaged ones");
+                                " empty documents, " + std::to_string(losses.damaged) + " damaged ones" +
+                                (result.passed_over.total() == 0 ? "" : "; passed over: " + result.passed_over.text()));
   }
-  const std::string json = result.manifest.json();
-  write_whole(options_.folder / "manifest.json", json);
+  const std::string manifest_text = result.manifest.text();
+  write_whole(options_.folder / "manifest.json", manifest_text);
   std::filesystem::remove(options_.folder / kProgressFile, error);
-  result.hash = io::hash64(json);
+  result.hash = io::hash64(manifest_text);
   result.seconds = seconds_since(start);
   return result;
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cyfa/data/text_source.h"
 #include "cyfa/data/token_data.h"
 
 namespace cyfa {
@@ -37,6 +38,7 @@ struct PrepareProgress {
 struct PrepareResult {
   TokenManifest manifest;
   uint64_t hash = 0;           // of the manifest
+  PassedOver passed_over;      // in the named folders
   int64_t resumed_shards = 0;  // shards found complete from an interrupted run
   int64_t text_bytes = 0;      // bytes of text tokenized by this run
   double seconds = 0;

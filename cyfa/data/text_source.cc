@@ -8,14 +8,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 
 #include "cyfa/data/tokenizer.h"
+#include "cyfa/data/utf8.h"
 #include "cyfa/io/file_error.h"
 
 namespace cyfa {
 namespace {
 
 constexpr size_t kReadStep = 256 << 10;
+constexpr size_t kLooked = 64 << 10;     // bytes of a text in which zero bytes are looked for
 constexpr size_t kMostPieces = 1 << 14;  // limit for blocks of very short lines
 constexpr const char* kWanted = "wanted .txt, .jsonl, .txt.zst or .jsonl.zst";
 
@@ -40,6 +43,64 @@ InputFile input_file(const std::filesystem::path& path, const Kind& kind) {
   return {path, status.st_size, status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec, kind.lines, kind.compressed};
 }
 
+// Finds the files to read below a folder, and counts what is none.
+class FolderSearch {
+ public:
+  FolderSearch(const std::filesystem::path& folder, PassedOver& passed) : top_(folder), passed_(passed) {
+    std::vector<std::filesystem::path> folders = {folder};
+    while (!folders.empty()) {
+      const std::filesystem::path next = std::move(folders.back());
+      folders.pop_back();
+      list(next, folders);
+    }
+    std::sort(found_.begin(), found_.end(), [](const InputFile& a, const InputFile& b) { return a.path < b.path; });
+  }
+
+  void append_to(std::vector<InputFile>& files) {
+    if (found_.empty()) {
+      const std::string others = passed_.total() == 0 ? "" : "; passed over: " + passed_.text();
+      throw io::FileError(top_, std::string("holds no file to read; ") + kWanted + others);
+    }
+    files.insert(files.end(), std::make_move_iterator(found_.begin()), std::make_move_iterator(found_.end()));
+  }
+
+ private:
+  void pass(int64_t& count, const std::filesystem::path& path, const std::string& reason) {
+    ++count;
+    if (passed_.names.size() < PassedOver::kMostNamed) passed_.names.push_back(path.string() + " (" + reason + ")");
+  }
+
+  void list(const std::filesystem::path& folder, std::vector<std::filesystem::path>& folders) {
+    std::error_code error;
+    std::filesystem::directory_iterator entry(folder, error);
+    for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) look_at(*entry, folders);
+    if (!error) return;
+    if (folder == top_) throw io::FileError(folder, "cannot be listed: " + error.message());
+    pass(passed_.unreadable, folder, "cannot be listed: " + error.message());
+  }
+
+  void look_at(const std::filesystem::directory_entry& entry, std::vector<std::filesystem::path>& folders) {
+    const std::filesystem::path& path = entry.path();
+    if (path.filename().string().starts_with('.')) return pass(passed_.hidden, path, "hidden");
+    std::error_code error;
+    const bool link = entry.is_symlink(error);
+    const std::filesystem::file_status status = entry.status(error);  // of what a link leads to
+    if (error && link) return pass(passed_.links, path, "a link that leads nowhere");
+    if (error) return pass(passed_.unreadable, path, error.message());
+    if (std::filesystem::is_directory(status) && link) return pass(passed_.links, path, "a link to a folder");
+    if (std::filesystem::is_directory(status)) return folders.push_back(path);
+    if (!std::filesystem::is_regular_file(status)) return pass(passed_.special, path, "not a regular file");
+    const Kind* kind = kind_of(path);
+    if (kind == nullptr) return pass(passed_.unknown, path, "unknown ending");
+    if (::access(path.c_str(), R_OK) != 0) return pass(passed_.unreadable, path, std::generic_category().message(errno));
+    found_.push_back(input_file(path, *kind));
+  }
+
+  std::filesystem::path top_;
+  PassedOver& passed_;
+  std::vector<InputFile> found_;
+};
+
 bool blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") == std::string_view::npos; }
 
 // Thrown for unreadable compressed data, and caught by the reader.
@@ -49,32 +110,26 @@ struct Damage {
 
 }  // namespace
 
-std::vector<InputFile> find_inputs(const std::vector<std::string>& names) {
+std::string PassedOver::text() const {
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  const int64_t more = total() - static_cast<int64_t>(names.size());
+  return more > 0 ? list + " and " + std::to_string(more) + " more" : list;
+}
+
+std::vector<InputFile> find_inputs(const std::vector<std::string>& names, PassedOver& passed) {
   std::vector<InputFile> files;
   for (const std::string& name : names) {
     const std::filesystem::path path = name;
     std::error_code error;
-    if (!std::filesystem::is_directory(path, error)) {
-      if (!std::filesystem::exists(path, error)) throw io::FileError(path, "is not there");
-      const Kind* kind = kind_of(path);
-      if (kind == nullptr) throw io::FileError(path, std::string("has an ending that says nothing about its format; ") + kWanted);
-      files.push_back(input_file(path, *kind));
+    if (std::filesystem::is_directory(path, error)) {
+      FolderSearch(path, passed).append_to(files);
       continue;
     }
-    std::vector<std::filesystem::path> found;
-    try {
-      for (auto entry = std::filesystem::recursive_directory_iterator(path); entry != std::filesystem::recursive_directory_iterator();
-           ++entry) {
-        const bool hidden = entry->path().filename().string().starts_with('.');
-        if (entry->is_directory() && hidden) entry.disable_recursion_pending();
-        if (!hidden && entry->is_regular_file() && kind_of(entry->path()) != nullptr) found.push_back(entry->path());
-      }
-    } catch (const std::filesystem::filesystem_error& e) {
-      throw io::FileError(e.path1().empty() ? path : e.path1(), "cannot be listed: " + e.code().message());
-    }
-    if (found.empty()) throw io::FileError(path, std::string("holds no file to read; ") + kWanted);
-    std::sort(found.begin(), found.end());
-    for (const auto& one : found) files.push_back(input_file(one, *kind_of(one)));
+    if (!std::filesystem::exists(path, error)) throw io::FileError(path, "is not there");
+    const Kind* kind = kind_of(path);
+    if (kind == nullptr) throw io::FileError(path, std::string("has an ending that says nothing about its format; ") + kWanted);
+    files.push_back(input_file(path, *kind));
   }
   return files;
 }
@@ -99,24 +154,25 @@ class TextReader::Source {
 
   int64_t consumed() const { return consumed_; }
 
-  // Reads up to `size` bytes of text; 0 at the end. Throws Damage.
+  // Reads up to `size` bytes of text; 0 at the end. Throws Damage, once all text before it has been read.
   size_t read(char* to, size_t size) {
     if (!input_.compressed) return read_file(to, size);
     ZSTD_outBuffer out = {to, size, 0};
     while (out.pos == 0) {
-      if (in_.pos == in_.size) {
-        in_ = {compressed_.data(), read_file(compressed_.data(), compressed_.size()), 0};
-        if (in_.size == 0) {
-          if (inside_frame_) throw Damage{"the file ends inside a zstd frame"};
-          return 0;
-        }
-      }
-      const size_t left = ZSTD_decompressStream(stream_.get(), &out, &in_);
+      if (in_.pos == in_.size) in_ = {compressed_.data(), read_file(compressed_.data(), compressed_.size()), 0};
+      const bool ended = in_.size == 0;
+      if (ended && !inside_frame_) return 0;
+      // zstd drops what it has decompressed in a call that fails, so a call gets the bytes of one block and not the header of the next.
+      ZSTD_inBuffer part = {in_.src, std::min(in_.size, in_.pos + wanted_), in_.pos};
+      const size_t left = ZSTD_decompressStream(stream_.get(), &out, &part);
+      in_.pos = part.pos;
       if (ZSTD_isError(left) != 0U) {
         const int64_t place = consumed_ - static_cast<int64_t>(in_.size - in_.pos);
         throw Damage{std::string("zstd: ") + ZSTD_getErrorName(left) + " at about byte " + std::to_string(place) + " of the file"};
       }
       inside_frame_ = left != 0;
+      wanted_ = !inside_frame_ ? kFrameStart : left > kBlockHeader ? left - kBlockHeader : left;
+      if (ended && out.pos == 0) throw Damage{"the file ends inside a zstd frame"};
     }
     return out.pos;
   }
@@ -158,7 +214,10 @@ class TextReader::Source {
   int64_t consumed_ = 0;
   std::unique_ptr<ZSTD_DStream, FreeStream> stream_;
   std::vector<char> compressed_;
+  static constexpr size_t kFrameStart = 5;   // bytes that zstd asks for at the beginning of a frame
+  static constexpr size_t kBlockHeader = 3;  // zstd asks for a block together with the header of the next
   ZSTD_inBuffer in_ = {nullptr, 0, 0};
+  size_t wanted_ = kFrameStart;  // bytes for the next call
   bool inside_frame_ = false;
 };
 
@@ -235,25 +294,32 @@ void TextReader::step_text(TextBlock& block) {
   // Reads one byte more than a piece, to know whether the text continues.
   while (pending_.size() <= kPiece && fill(kPiece + 1 - pending_.size(), damage)) {
   }
-  if (!damage.empty()) {
-    add_damage(block, damage, {position_.file + 1, 0, 0, false});
+  const TextPosition next_file = {position_.file + 1, 0, 0, false};
+  if (position_.offset == 0 && std::string_view(pending_).substr(0, kLooked).find('\0') != std::string_view::npos) {
+    add_damage(block, "has zero bytes: not a text in UTF-8, but in UTF-16 or binary; the file is left out", next_file);
     return close();
   }
-  const bool ends = pending_.size() <= kPiece;
-  const size_t length = ends ? pending_.size() : cut_text(std::string_view(pending_).substr(0, kPiece));
-  TextPiece piece;
-  piece.begin = block.bytes.size();
-  piece.length = length;
-  piece.starts = !position_.inside;
-  piece.ends = ends;
-  piece.at = position_;
-  piece.next = ends ? TextPosition{position_.file + 1, 0, 0, false}
-                    : TextPosition{position_.file, position_.offset + static_cast<int64_t>(length), 0, true};
-  block.bytes.append(pending_, 0, length);
-  block.pieces.push_back(piece);
-  if (ends) return close();
-  pending_.erase(0, length);
-  position_ = piece.next;
+  const bool ends = pending_.size() <= kPiece && damage.empty();
+  const size_t length = !damage.empty() ? whole_characters(pending_)
+                        : ends          ? pending_.size()
+                                        : cut_text(std::string_view(pending_).substr(0, kPiece));
+  if (length > 0 || ends) {
+    TextPiece piece;
+    piece.begin = block.bytes.size();
+    piece.length = length;
+    piece.starts = !position_.inside;
+    piece.ends = ends;
+    piece.at = position_;
+    piece.next = ends ? next_file : TextPosition{position_.file, position_.offset + static_cast<int64_t>(length), 0, true};
+    block.bytes.append(pending_, 0, length);
+    block.pieces.push_back(piece);
+    if (ends) return close();
+    pending_.erase(0, length);
+    position_ = piece.next;
+  }
+  if (damage.empty()) return;
+  add_damage(block, damage, next_file);
+  close();
 }
 
 void TextReader::add_line(TextBlock& block, size_t begin, size_t end) {

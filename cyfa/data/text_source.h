@@ -19,10 +19,25 @@ struct InputFile {
   bool compressed = false;
 };
 
-// The named files and the files in the named folders: in the order of the names, and within a folder in the order of paths. Hidden files
-// and folders are skipped. Throws io::FileError for a name that does not exist or has an unknown ending, and for a folder without any
-// suitable file.
-std::vector<InputFile> find_inputs(const std::vector<std::string>& names);
+// What a search of folders has passed over.
+struct PassedOver {
+  static constexpr size_t kMostNamed = 10;
+
+  int64_t hidden = 0;              // files and folders whose names begin with a dot
+  int64_t unknown = 0;             // files with other endings
+  int64_t links = 0;               // symbolic links to folders, which may lead in circles, and to nothing
+  int64_t special = 0;             // pipes, sockets, devices
+  int64_t unreadable = 0;          // files and folders without permission, and other errors of the file system
+  std::vector<std::string> names;  // of the first kMostNamed, with the reason
+
+  int64_t total() const { return hidden + unknown + links + special + unreadable; }
+  std::string text() const;  // the names, and the number of further ones
+};
+
+// The named files and the files in the named folders: in the order of the names, and within a folder in the order of paths. Symbolic links
+// to files are followed. What a folder holds besides is added to `passed`. Throws io::FileError for a name that does not exist or has an
+// unknown ending, and for a folder without any suitable file.
+std::vector<InputFile> find_inputs(const std::vector<std::string>& names, PassedOver& passed);
 
 // A position between two pieces, from which reading can resume.
 struct TextPosition {

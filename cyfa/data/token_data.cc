@@ -5,12 +5,13 @@
 #include <bit>
 #include <cstdio>
 #include <cstring>
-#include <limits>
 #include <nlohmann/json.hpp>
 
+#include "cyfa/data/json_keys.h"
 #include "cyfa/data/tokenizer.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/io/hash.h"
+#include "cyfa/io/read_file.h"
 
 static_assert(std::endian::native == std::endian::little, "tokens are stored little-endian and read as they lie");
 
@@ -21,8 +22,6 @@ using nlohmann::ordered_json;
 
 constexpr const char* kFormat = "cyfa tokens";
 constexpr size_t kBlock = 1 << 20;
-constexpr size_t kMostManifestBytes = 256 << 20;
-constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 16;  // limit of any count, so that sums and sizes in bytes do not overflow
 
 std::string hex(uint64_t value) {
   char text[17];
@@ -37,56 +36,6 @@ std::string shard_name(size_t shard, const char* ending) {
 }
 
 std::string number(int64_t value) { return std::to_string(value); }
-
-// Checked access to the keys of a JSON object; errors name the file and the key.
-class Keys {
- public:
-  Keys(const ordered_json& json, const std::filesystem::path& path, std::string name) : json_(json), path_(path), name_(std::move(name)) {
-    if (!json.is_object()) throw io::FileError(path, (name_.empty() ? "the manifest" : name_) + " is not a JSON object");
-  }
-
-  const ordered_json& at(const char* key) const {
-    const auto found = json_.find(key);
-    if (found == json_.end()) throw io::FileError(path_, "the key " + full(key) + " is missing");
-    return *found;
-  }
-  Keys object(const char* key) const { return {at(key), path_, full(key)}; }
-
-  int64_t count(const char* key, int64_t most = kMost) const {
-    const ordered_json& value = at(key);
-    if (!value.is_number_integer() || value < 0 || value > most) {
-      throw io::FileError(path_, full(key) + " is " + io::printable(value.dump()) + "; wanted a whole number from 0 to " + number(most));
-    }
-    return value.get<int64_t>();
-  }
-  std::optional<int64_t> optional_count(const char* key, int64_t most) const {
-    if (at(key).is_null()) return std::nullopt;
-    return count(key, most);
-  }
-  std::string string(const char* key) const {
-    const ordered_json& value = at(key);
-    if (!value.is_string()) throw io::FileError(path_, full(key) + " is not a string");
-    return value.get<std::string>();
-  }
-  void expect(const char* key, const std::string& wanted) const {
-    const std::string came = string(key);
-    if (came != wanted) throw io::FileError(path_, full(key) + " is " + io::printable(came) + "; wanted " + io::printable(wanted));
-  }
-  uint64_t hash(const char* key) const {
-    const std::string text = string(key);
-    if (text.size() != 16 || text.find_first_not_of("0123456789abcdef") != std::string::npos) {
-      throw io::FileError(path_, full(key) + " is " + io::printable(text) + "; wanted 16 hexadecimal digits");
-    }
-    return std::stoull(text, nullptr, 16);
-  }
-
- private:
-  std::string full(const char* key) const { return name_.empty() ? key : name_ + "." + key; }
-
-  const ordered_json& json_;
-  const std::filesystem::path& path_;
-  std::string name_;
-};
 
 io::MappedFile open_sized(const std::filesystem::path& path, int64_t count, int64_t width, const char* what) {
   io::MappedFile file(path);
@@ -134,7 +83,7 @@ int64_t TokenManifest::documents() const {
   return sum;
 }
 
-std::string TokenManifest::json() const {
+ordered_json TokenManifest::json() const {
   const auto mark = [](const std::optional<int64_t>& id) { return id ? ordered_json(*id) : ordered_json(nullptr); };
   ordered_json list = ordered_json::array();
   for (size_t i = 0; i < shards.size(); ++i) {
@@ -145,31 +94,29 @@ std::string TokenManifest::json() const {
                     {"tokens_checksum", hex(shard.tokens_checksum)},
                     {"documents_checksum", hex(shard.documents_checksum)}});
   }
-  const ordered_json all = {{"format", kFormat},
-                            {"version", kVersion},
-                            {"tokenizer", {{"name", tokenizer}, {"hash", hex(tokenizer_hash)}}},
-                            {"vocab_size", vocab_size},
-                            {"token_type", token_bytes() == 2 ? "u16" : "u32"},
-                            {"marks", {{"begin", mark(begin_mark)}, {"end", mark(end_mark)}}},
-                            {"tokens", tokens()},
-                            {"documents", documents()},
-                            {"input", {{"files", input_files}, {"bytes", input_bytes}}},
-                            {"losses", {{"damaged", losses.damaged}, {"empty", losses.empty}, {"repaired", losses.repaired}}},
-                            {"shards", list}};
-  return all.dump(1) + "\n";
+  return {{"format", kFormat},
+          {"version", kVersion},
+          {"tokenizer", {{"name", tokenizer}, {"hash", hex(tokenizer_hash)}}},
+          {"vocab_size", vocab_size},
+          {"token_type", token_bytes() == 2 ? "u16" : "u32"},
+          {"marks", {{"begin", mark(begin_mark)}, {"end", mark(end_mark)}}},
+          {"tokens", tokens()},
+          {"documents", documents()},
+          {"input", {{"files", input_files}, {"bytes", input_bytes}}},
+          {"losses", {{"damaged", losses.damaged}, {"empty", losses.empty}, {"repaired", losses.repaired}}},
+          {"shards", list}};
 }
 
-TokenManifest TokenManifest::parse(std::string_view json, const std::filesystem::path& path) {
-  if (json.size() > kMostManifestBytes) throw io::FileError(path, "is larger than any manifest");
-  const ordered_json all = ordered_json::parse(json, nullptr, false);
-  if (all.is_discarded()) throw io::FileError(path, "is not JSON");
-  const Keys keys(all, path, "");
+std::string TokenManifest::text() const { return json().dump(1) + "\n"; }
+
+TokenManifest TokenManifest::parse(const ordered_json& json, const std::filesystem::path& path) {
+  const JsonKeys keys(json, path, "");
   keys.expect("format", kFormat);
   if (const int64_t version = keys.count("version"); version != kVersion) {
     throw io::FileError(path, "is of version " + number(version) + "; this program reads version " + number(kVersion));
   }
   TokenManifest manifest;
-  const Keys tokenizer = keys.object("tokenizer");
+  const JsonKeys tokenizer = keys.object("tokenizer");
   manifest.tokenizer = tokenizer.string("name");
   if (manifest.tokenizer != "bytes" && manifest.tokenizer != "tokenizer.model") {
     throw io::FileError(path, "tokenizer.name is " + io::printable(manifest.tokenizer) + "; wanted bytes or tokenizer.model");
@@ -177,20 +124,20 @@ TokenManifest TokenManifest::parse(std::string_view json, const std::filesystem:
   manifest.tokenizer_hash = tokenizer.hash("hash");
   manifest.vocab_size = keys.count("vocab_size", int64_t{1} << 31);
   keys.expect("token_type", manifest.token_bytes() == 2 ? "u16" : "u32");
-  const Keys marks = keys.object("marks");
+  const JsonKeys marks = keys.object("marks");
   manifest.begin_mark = marks.optional_count("begin", manifest.vocab_size - 1);
   manifest.end_mark = marks.optional_count("end", manifest.vocab_size - 1);
-  const Keys input = keys.object("input");
+  const JsonKeys input = keys.object("input");
   manifest.input_files = input.count("files");
   manifest.input_bytes = input.count("bytes");
-  const Keys losses = keys.object("losses");
+  const JsonKeys losses = keys.object("losses");
   manifest.losses = {losses.count("damaged"), losses.count("empty"), losses.count("repaired")};
 
   const ordered_json& list = keys.at("shards");
   if (!list.is_array()) throw io::FileError(path, "shards is not a list");
-  int64_t room = kMost;
+  int64_t room = JsonKeys::kMost;
   for (size_t i = 0; i < list.size(); ++i) {
-    const Keys entry(list[i], path, "shards[" + std::to_string(i) + "]");
+    const JsonKeys entry(list[i], path, "shards[" + std::to_string(i) + "]");
     entry.expect("file", tokens_file(i));
     ShardEntry shard;
     shard.tokens = entry.count("tokens", room);
@@ -242,9 +189,8 @@ TokenData TokenData::open(const std::filesystem::path& folder) {
                                     ? "holds tokens of an unfinished `cyfa prepare`; run it again to finish them"
                                     : "holds no manifest.json; wanted a folder made by `cyfa prepare`");
   }
-  const io::MappedFile file(path);
-  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-  data.manifest_ = TokenManifest::parse(text, path);
+  const std::string text = io::read_file(path, kManifestLimits.bytes, kManifestLimits.what);
+  data.manifest_ = TokenManifest::parse(io::parse_json(text, path, kManifestLimits), path);
   data.hash_ = io::hash64(text);
   data.begins_ = {0};
   for (size_t i = 0; i < data.manifest_.shards.size(); ++i) {

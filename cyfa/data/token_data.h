@@ -4,15 +4,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cyfa/io/json.h"
 #include "cyfa/io/mapped_file.h"
 
 namespace cyfa {
+
+// Limits of manifest.json and progress.json: room for 300,000 shards.
+inline constexpr io::JsonLimits kManifestLimits = {.what = "a manifest of tokens", .bytes = 64 << 20, .values = 1 << 21, .depth = 8};
 
 // What was left out of the folder, or changed on the way in.
 struct DataLosses {
@@ -52,10 +57,10 @@ struct TokenManifest {
   // Bytes of a stored token.
   int64_t token_bytes() const { return vocab_size <= 65536 ? 2 : 4; }
 
-  std::string json() const;
-  // Throws io::FileError for `path` if the text is not JSON, a key is missing or out of range, or the totals are not the sums of the
-  // shards.
-  static TokenManifest parse(std::string_view json, const std::filesystem::path& path);
+  nlohmann::ordered_json json() const;
+  std::string text() const;  // of the file: json(), indented
+  // Throws io::FileError for `path` if a key is missing or out of range, or the totals are not the sums of the shards.
+  static TokenManifest parse(const nlohmann::ordered_json& json, const std::filesystem::path& path);
 };
 
 // The files of a shard: "shard-00012.tokens" and "shard-00012.documents".

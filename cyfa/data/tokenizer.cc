@@ -5,18 +5,20 @@
 #include <sentencepiece_processor.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 
+#include "cyfa/data/sentencepiece_file.h"
 #include "cyfa/data/utf8.h"
 #include "cyfa/data/word_bpe.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/io/hash.h"
-#include "cyfa/io/mapped_file.h"
+#include "cyfa/io/read_file.h"
 
 namespace cyfa {
 namespace {
 
-constexpr size_t kMostModelBytes = 256 << 20;
+constexpr size_t kMostModelBytes = 64 << 20;
 constexpr size_t kMostAtOnce = 1 << 20;  // bytes per call: SentencePiece needs about a hundred times the size of the text in memory
 constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581, which SentencePiece writes for a space
 
@@ -26,105 +28,15 @@ bool may_cut(std::string_view text, size_t at) {
   return at > 0 && at + 1 < text.size() && text[at - 1] != ' ' && text[at - 1] != kSpace.back();
 }
 
-// Properties of a model that the library does not expose: read from the file, which is a protocol buffer.
-struct ModelTraits {
-  bool bpe = false;            // trainer_spec.model_type
-  bool suffix = false;         // trainer_spec.treat_whitespace_as_suffix
-  bool rules = false;          // normalizer_spec.precompiled_charsmap: characters are replaced before the lookup
-  bool dummy_prefix = true;    // normalizer_spec.add_dummy_prefix
-  bool one_space = true;       // normalizer_spec.remove_extra_whitespaces
-  bool escapes = true;         // normalizer_spec.escape_whitespaces
-  bool byte_fallback = false;  // trainer_spec.byte_fallback
-  bool odd_pieces = false;     // there are user-defined or unused pieces
-};
-
-// Iterates over the fields of a message in protobuf wire format. The library has already validated the file, so a malformed field just ends
-// the iteration.
-class Fields {
- public:
-  explicit Fields(std::string_view bytes) : bytes_(bytes) {}
-
-  bool next() {
-    uint64_t tag = 0;
-    if (bytes_.empty() || !varint(tag)) return false;
-    number = tag >> 3;
-    value = 0;
-    text = {};
-    switch (tag & 7) {
-      case 0: return varint(value);
-      case 1: return take(8);
-      case 2: {
-        uint64_t length = 0;
-        return varint(length) && take(length);
-      }
-      case 5: return take(4);
-      default: return false;
-    }
-  }
-
-  // The current field: its number, and its value (varint) or bytes.
-  uint64_t number = 0, value = 0;
-  std::string_view text;
-
- private:
-  bool varint(uint64_t& to) {
-    to = 0;
-    for (int shift = 0; shift < 64 && !bytes_.empty(); shift += 7) {
-      const auto byte = static_cast<uint8_t>(bytes_.front());
-      bytes_.remove_prefix(1);
-      to |= uint64_t{byte & 0x7FU} << shift;
-      if (byte < 0x80) return true;
-    }
-    return false;
-  }
-  bool take(uint64_t length) {
-    if (length > bytes_.size()) return false;
-    text = bytes_.substr(0, length);
-    bytes_.remove_prefix(length);
-    return true;
-  }
-
-  std::string_view bytes_;
-};
-
-ModelTraits model_traits(std::string_view model) {
-  ModelTraits traits;
-  for (Fields all(model); all.next();) {
-    if (all.number == 1) {
-      for (Fields piece(all.text); piece.next();) {
-        if (piece.number == 3 && (piece.value == 4 || piece.value == 5)) traits.odd_pieces = true;
-      }
-    } else if (all.number == 2) {
-      for (Fields trainer(all.text); trainer.next();) {
-        if (trainer.number == 3) traits.bpe = trainer.value == 2;
-        if (trainer.number == 35) traits.byte_fallback = trainer.value != 0;
-        if (trainer.number == 24) traits.suffix = trainer.value != 0;
-      }
-    } else if (all.number == 3) {
-      for (Fields normalizer(all.text); normalizer.next();) {
-        if (normalizer.number == 2) traits.rules = !normalizer.text.empty();
-        if (normalizer.number == 3) traits.dummy_prefix = normalizer.value != 0;
-        if (normalizer.number == 4) traits.one_space = normalizer.value != 0;
-        if (normalizer.number == 5) traits.escapes = normalizer.value != 0;
-      }
-    }
-  }
-  return traits;
-}
-
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   explicit SentencePieceTokenizer(const std::filesystem::path& path) : path_(path) {
-    const io::MappedFile file(path);
-    const auto bytes = file.bytes();
-    if (bytes.size() > kMostModelBytes) throw io::FileError(path, "is larger than any SentencePiece model");
-    const absl::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    const auto status = processor_.LoadFromSerializedProto(text);
-    if (!status.ok()) throw io::FileError(path, "is not a SentencePiece model: " + std::string(status.message()));
-    hash_ = io::hash64(bytes);
+    const std::string model = read_tokenizer_file(path);
+    const SentencePieceTraits traits = sentencepiece_traits(model, path);
+    if (!load(model)) throw io::FileError(path, "is not a SentencePiece model, or is damaged: the library refuses it");
+    hash_ = io::hash64(model);
     pieces_.reserve(static_cast<size_t>(processor_.GetPieceSize()));
     for (int id = 0; id < processor_.GetPieceSize(); ++id) pieces_.push_back(bytes_of(id));
-    const ModelTraits traits = model_traits({text.data(), text.size()});
     prefix_ = traits.dummy_prefix && !traits.suffix;
     by_words_ = traits.bpe && prefix_ && traits.escapes && !traits.rules && !traits.one_space && no_piece_crosses_words();
     if (by_words_ && traits.byte_fallback && !traits.odd_pieces) make_words();
@@ -136,8 +48,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   std::vector<int64_t> encode(std::string_view text) const override {
     std::vector<int> ids;
-    const auto status = processor_.Encode(absl::string_view(text.data(), text.size()), &ids);
-    if (!status.ok()) throw io::FileError(path_, "cannot encode this text: " + std::string(status.message()));
+    encode_whole(text, ids);
     return {ids.begin(), ids.end()};
   }
 
@@ -163,6 +74,19 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::string piece(int64_t id) const override { return id >= 0 && id < vocab_size() ? pieces_[static_cast<size_t>(id)] : ""; }
 
  private:
+  // The library's messages name lines of its sources, which say nothing to a user; they are not passed on.
+  bool load(std::string_view model) {
+    try {
+      return processor_.LoadFromSerializedProto(absl::string_view(model.data(), model.size())).ok();
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+  void encode_whole(std::string_view text, std::vector<int>& ids) const {
+    if (!processor_.Encode(absl::string_view(text.data(), text.size()), &ids).ok())
+      throw io::FileError(path_, "this SentencePiece model fails to encode a text of " + std::to_string(text.size()) + " bytes");
+  }
+
   static std::optional<int64_t> mark(int id) { return id >= 0 ? std::optional<int64_t>(id) : std::nullopt; }
 
   // Whether words can be encoded independently: BPE merges pairs of neighbours, so symbols of two words never interact if no piece spans
@@ -234,15 +158,23 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   void append_whole(std::string_view text, std::vector<uint32_t>& ids) const {
     std::vector<int> whole;
-    const auto status = processor_.Encode(absl::string_view(text.data(), text.size()), &whole);
-    if (!status.ok()) throw io::FileError(path_, "cannot encode this text: " + std::string(status.message()));
+    encode_whole(text, whole);
     ids.insert(ids.end(), whole.begin(), whole.end());
+  }
+
+  // The byte of a piece <0xNN>.
+  char byte_of(const std::string& piece) const {
+    uint8_t byte = 0;
+    const char* digits = piece.data() + 3;
+    if (piece.size() != 6 || std::from_chars(digits, digits + 2, byte, 16).ptr != digits + 2)
+      throw io::FileError(path_, "is damaged: the piece " + io::printable(piece) + " is said to be a byte; wanted <0xNN>");
+    return static_cast<char>(byte);
   }
 
   std::string bytes_of(int id) const {
     if (processor_.IsControl(id)) return "";
     const std::string& piece = processor_.IdToPiece(id);
-    if (processor_.IsByte(id)) return {static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16))};  // <0xNN>
+    if (processor_.IsByte(id)) return std::string(1, byte_of(piece));
     if (processor_.IsUnknown(id)) return "\xEF\xBF\xBD";
     std::string text;
     for (size_t at = 0; at < piece.size();) {
@@ -324,6 +256,8 @@ std::string ByteTokenizer::decode(std::span<const int64_t> ids) const {
 }
 
 std::string ByteTokenizer::piece(int64_t id) const { return id >= 0 && id < 256 ? std::string(1, static_cast<char>(id)) : ""; }
+
+std::string read_tokenizer_file(const std::filesystem::path& path) { return io::read_file(path, kMostModelBytes, "a SentencePiece model"); }
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name) {
   if (name == "bytes") return std::make_unique<ByteTokenizer>();

@@ -82,6 +82,9 @@ class ByteTokenizer final : public Tokenizer {
 // character. Positive for every text that is not empty.
 size_t cut_text(std::string_view text);
 
+// The bytes of a SentencePiece model file. Throws io::FileError, also for a file that is larger than any model.
+std::string read_tokenizer_file(const std::filesystem::path& path);
+
 // name: "bytes", or the path of a SentencePiece model. Throws io::FileError.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name);
 

@@ -15,6 +15,7 @@ class FileError : public std::runtime_error {
   FileError(const std::filesystem::path& path, const std::string& message);
 
   const std::filesystem::path& path() const { return path_; }
+  std::string message() const { return what() + path_.string().size() + 2; }
 
  private:
   std::filesystem::path path_;

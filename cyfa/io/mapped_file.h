@@ -1,4 +1,4 @@
-// A regular file mapped read-only. Used for safetensors, token shards and tokenizer models.
+// A regular file mapped read-only. Used for safetensors and token shards.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 namespace cyfa::io {
 
 // Owns the mapping. Spans of bytes() stay valid when the object is moved, and end with the final owner. The file must not shrink in the
-// meantime: reading past its new end raises SIGBUS.
+// meantime: reading past its new end raises SIGBUS. A program can turn that signal into an error with mapped_file_at().
 class MappedFile {
  public:
   MappedFile() = default;
@@ -28,8 +28,17 @@ class MappedFile {
   void forget(std::span<const std::byte> part) const;
 
  private:
+  struct Entry;
+
   void* data_ = nullptr;
   size_t size_ = 0;
+  Entry* entry_ = nullptr;  // in the list that mapped_file_at() searches
+
+  friend const char* mapped_file_at(const void* address) noexcept;
 };
+
+// The path of the mapped file that `address` lies in; its end, if it is long; null if there is none. Takes no lock and allocates nothing,
+// so that a handler of SIGBUS may call it.
+const char* mapped_file_at(const void* address) noexcept;
 
 }  // namespace cyfa::io

@@ -26,6 +26,10 @@ constexpr size_t kLengthBytes = 8;
 constexpr uint64_t kLongestHeader = uint64_t{100} << 20;
 // Far above any model's rank; bounds the memory that a crafted shape can take.
 constexpr size_t kHighestRank = 64;
+// Far above any file of a checkpoint; bounds the memory that a crafted header can take.
+constexpr size_t kMostTensors = size_t{1} << 18;
+// Bounds the other dimensions of an empty tensor, which no data backs: a file of a few bytes must not ask for work of any size.
+constexpr uint64_t kMostEmptyElements = uint64_t{1} << 20;
 constexpr size_t kDataAlignment = 8;
 constexpr std::string_view kMetadataKey = "__metadata__";
 constexpr std::string_view kKnownDTypes = "F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL";
@@ -56,25 +60,48 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-// Bytes of a tensor; none if a dimension is negative or the size overflows int64. The product skips zeros, so that the result does not
-// depend on the order of the dimensions, and the strides of an empty tensor cannot overflow either.
-std::optional<uint64_t> tensor_bytes(DType dtype, const std::vector<int64_t>& shape) {
+// The size of a shape, without its zeros: the result then does not depend on the order of the dimensions, and the strides of an empty
+// tensor cannot overflow either.
+struct ShapeSize {
+  uint64_t bytes;  // of the elements that the other dimensions make, if a dimension is 0
+  bool empty;      // a dimension is 0
+};
+
+// None if a dimension is negative or the size overflows int64.
+std::optional<ShapeSize> shape_size(DType dtype, const std::vector<int64_t>& shape) {
   constexpr auto kLargest = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-  uint64_t bytes = dtype_size(dtype);
-  bool empty = false;
+  ShapeSize size = {dtype_size(dtype), false};
   for (const int64_t extent : shape) {
     if (extent < 0) {
       return std::nullopt;
     }
     if (extent == 0) {
-      empty = true;
-    } else if (bytes > kLargest / static_cast<uint64_t>(extent)) {
+      size.empty = true;
+    } else if (size.bytes > kLargest / static_cast<uint64_t>(extent)) {
       return std::nullopt;
     } else {
-      bytes *= static_cast<uint64_t>(extent);
+      size.bytes *= static_cast<uint64_t>(extent);
     }
   }
-  return empty ? 0 : bytes;
+  return size;
+}
+
+// Why a tensor of this shape cannot have `bytes` bytes of data; empty if it can.
+std::string size_problem(DType dtype, const std::vector<int64_t>& shape, uint64_t bytes) {
+  const std::optional<ShapeSize> size = shape_size(dtype, shape);
+  const std::string of_shape = "shape " + shape_text(shape);
+  if (!size) {
+    return "the size of " + of_shape + " is negative or overflows 64 bits";
+  }
+  if (size->empty && size->bytes / dtype_size(dtype) > kMostEmptyElements) {
+    return of_shape + " has no elements; its other dimensions make more than " + std::to_string(kMostEmptyElements);
+  }
+  const uint64_t wanted = size->empty ? 0 : size->bytes;
+  if (bytes == wanted) {
+    return "";
+  }
+  return std::to_string(bytes) + " bytes of data; " + of_shape + " of " + std::string(dtype_name(dtype)) + " wants " +
+         std::to_string(wanted);
 }
 
 // A tensor of the header. Offsets are relative to the data section.
@@ -129,6 +156,7 @@ class HeaderHandler {
     if (text == kMetadataKey) {
       return go(Place::kMetadataValue);
     }
+    if (entries_.size() == kMostTensors) fail("the header has more than " + std::to_string(kMostTensors) + " tensors");
     entries_.push_back({.name = text, .shape = {}});
     has_dtype_ = has_shape_ = has_offsets_ = false;
     return go(Place::kTensorValue);
@@ -343,13 +371,9 @@ void check_sizes(const std::filesystem::path& path, const std::vector<Entry>& en
     if (entry.begin > entry.end || entry.end > data_size) {
       fail(offsets() + " do not fit; wanted begin <= end <= " + std::to_string(data_size) + ", the size of the data section");
     }
-    const std::optional<uint64_t> bytes = tensor_bytes(entry.dtype, entry.shape);
-    if (!bytes) {
-      fail("the size of shape " + shape_text(entry.shape) + " overflows 64 bits");
-    }
-    if (entry.end - entry.begin != *bytes) {
-      fail(offsets() + " hold " + std::to_string(entry.end - entry.begin) + " bytes; shape " + shape_text(entry.shape) + " of " +
-           std::string(dtype_name(entry.dtype)) + " wants " + std::to_string(*bytes));
+    const std::string problem = size_problem(entry.dtype, entry.shape, entry.end - entry.begin);
+    if (!problem.empty()) {
+      fail(offsets() + ": " + problem);
     }
   }
 }
@@ -458,10 +482,9 @@ void check_writable(const std::filesystem::path& path, std::span<const NamedTens
     if (tensor.shape.size() > kHighestRank) {
       fail(std::to_string(tensor.shape.size()) + " dimensions; at most " + std::to_string(kHighestRank) + " can be read");
     }
-    const std::optional<uint64_t> bytes = tensor_bytes(tensor.dtype, tensor.shape);
-    if (bytes != tensor.bytes) {
-      fail(std::to_string(tensor.bytes) + " bytes came; shape " + shape_text(tensor.shape) + " of " +
-           std::string(dtype_name(tensor.dtype)) + " wants " + (bytes ? std::to_string(*bytes) : "an impossible size"));
+    const std::string problem = size_problem(tensor.dtype, tensor.shape, tensor.bytes);
+    if (!problem.empty()) {
+      fail(problem);
     }
     if (tensor.bytes > 0 && tensor.data == nullptr) {
       fail("data is null");

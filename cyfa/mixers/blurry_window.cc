@@ -98,7 +98,7 @@ MixerFactory read_blurry_window(ConfigReader& config, const BackboneShape& backb
   c.slots = config.integer("num_slots", c.slots, 2, 1 << 16);
   if (c.slots % 2 != 0) config.fail("num_slots", "an even number of stored slots (m + 1)");
   c.rho = config.integer("rho", c.rho, 1, 1 << 16);
-  if (c.rho * c.slots > 1 << 24) config.fail("rho", "a cycle, rho * num_slots, of at most 16,777,216 tokens");
+  if (c.rho * c.slots > 1 << 20) config.fail("rho", "a cycle, rho * num_slots, of at most 1,048,576 tokens");
   config.bookkeeping({"attn_mode"});
   return factory_of<BlurryWindow>(c);
 }

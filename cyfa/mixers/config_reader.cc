@@ -6,12 +6,6 @@
 namespace cyfa {
 namespace {
 
-std::string shortened(const Json& value) {
-  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-  if (text.size() > 60) text.replace(57, std::string::npos, "...");
-  return text;
-}
-
 std::string plain(double x) {
   std::string text = std::to_string(x);
   while (text.find('.') != std::string::npos && (text.back() == '0' || text.back() == '.')) {
@@ -23,6 +17,12 @@ std::string plain(double x) {
 }
 
 }  // namespace
+
+std::string shortened(const Json& value) {
+  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  if (text.size() > 60) text.replace(57, std::string::npos, "...");
+  return text;
+}
 
 ConfigReader::ConfigReader(const Json& config, std::string where) : config_(config), where_(std::move(where)) {
   if (!config.is_object()) throw ConfigError("config: " + where_ + " is " + std::string(config.type_name()) + ", wanted an object");
@@ -131,7 +131,7 @@ std::vector<std::string> ConfigReader::unknown() const {
 
 void ConfigReader::refuse_unknown() const {
   const std::vector<std::string> keys = unknown();
-  if (!keys.empty()) throw ConfigError("config: " + where_ + keys.front() + " is no key that is known there");
+  if (!keys.empty()) throw ConfigError("config: " + where_ + shortened(keys.front()) + " is no key that is known there");
 }
 
 }  // namespace cyfa

@@ -20,6 +20,9 @@ class ConfigError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
+// A value for error messages: in ASCII, at most 60 bytes.
+std::string shortened(const Json& value);
+
 // Reads one JSON object, which must outlive the reader.
 class ConfigReader {
  public:

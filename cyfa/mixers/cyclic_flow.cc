@@ -165,7 +165,7 @@ std::optional<ops::CyclicFlowReads> cyclic_flow_reads(const Mixer& mixer, Call& 
 MixerFactory read_cyclic_flow(ConfigReader& config, const BackboneShape& backbone) {
   const HeadShape::Widths widths = {.heads = 8, .head_dim = 256, .expand_k = 1, .expand_v = 1, .truncated = true};
   CyclicFlowConfig c{QkvConfig::read(config, backbone, widths, true)};
-  c.slots = config.integer("num_slots", c.slots, 2, 1 << 20);
+  c.slots = config.integer("num_slots", c.slots, 2, 1 << 13);
   if (c.slots % 2 != 0) config.fail("num_slots", "an even number of stored slots (m + 1)");
   c.conv_silu = config.word("conv_activation", "none", {"none", "silu"}) == "silu";
   if (c.conv_silu && !c.conv.on) config.fail("conv_activation", "\"none\" where use_short_conv is false");

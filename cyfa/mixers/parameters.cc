@@ -5,7 +5,25 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "cyfa/mixers/config_reader.h"
+
 namespace cyfa {
+namespace {
+
+// Throws ConfigError for a shape that is too large. Sizes are products of several keys of a config, each of which may be within its range.
+void check_size(const ParameterSpec& spec) {
+  double numbers = 1;
+  std::string shape;
+  for (const int64_t extent : spec.shape) {
+    numbers *= static_cast<double>(extent);
+    shape += (shape.empty() ? "" : ", ") + std::to_string(extent);
+  }
+  if (numbers > static_cast<double>(kMostParameters)) {
+    throw ConfigError("config: the parameter " + spec.name + " would be [" + shape + "], more than 2^42 numbers; reduce the widths");
+  }
+}
+
+}  // namespace
 
 int64_t ParameterSpec::numel() const { return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()); }
 
@@ -28,6 +46,7 @@ std::string Init::text() const {
 }
 
 ParameterId ParameterTable::add(ParameterSpec spec) {
+  check_size(spec);
   if (!names_.insert(spec.name).second) throw std::logic_error("parameter " + spec.name + " is declared twice");
   specs_.push_back(std::move(spec));
   return specs_.size() - 1;

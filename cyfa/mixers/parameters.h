@@ -51,16 +51,20 @@ struct ParameterSpec {
   Role role = Role::kMatrix;
   bool weight_decay = true;
 
-  int64_t numel() const;
+  int64_t numel() const;  // fits: ParameterTable::add refuses larger shapes
 };
 
 // A parameter's index in the table, and in every list of tensors in table order.
 using ParameterId = size_t;
 
+// Limit of a model's parameters, far beyond any real one, so that sizes in bytes do not overflow.
+inline constexpr int64_t kMostParameters = int64_t{1} << 42;
+
 // An append-only list of parameters with unique names.
 class ParameterTable {
  public:
-  ParameterId add(ParameterSpec spec);  // throws std::logic_error for a duplicate name
+  // Throws std::logic_error for a duplicate name, and ConfigError for a parameter of more than kMostParameters elements.
+  ParameterId add(ParameterSpec spec);
   // Appends the rows of another table with a common prefix; returns the id of the first.
   ParameterId append(const std::string& prefix, const ParameterTable& other);
   const std::vector<ParameterSpec>& specs() const { return specs_; }

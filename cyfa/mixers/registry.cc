@@ -163,8 +163,7 @@ const MixerKind& mixer_kind(const std::string& model_type) {
     if (kind.model_type == model_type) return kind;
     known += (known.empty() ? "" : ", ") + kind.model_type;
   }
-  throw ConfigError("config: model_type is " + Json(model_type).dump(-1, ' ', true, Json::error_handler_t::replace) + ", wanted one of " +
-                    known);
+  throw ConfigError("config: model_type is " + shortened(model_type) + ", wanted one of " + known);
 }
 
 }  // namespace cyfa

@@ -8,6 +8,7 @@
 #include "cyfa/io/atomic_file.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/io/hash.h"
+#include "cyfa/io/json.h"
 #include "cyfa/model/tensor_file.h"
 
 namespace cyfa {
@@ -17,7 +18,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-constexpr size_t kMostIndexBytes = 64 << 20;
+constexpr io::JsonLimits kIndexLimits = {.what = "an index of shards", .bytes = 32 << 20, .values = 1 << 19, .depth = 8};
+constexpr size_t kMostShards = 4096;
 constexpr size_t kNamed = 5;  // an error lists this many names, then only a count
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -52,10 +54,7 @@ struct Source {
  private:
   void read_index(const fs::path& folder) {
     const fs::path path = folder / kIndex;
-    const io::MappedFile file(path);
-    if (file.bytes().size() > kMostIndexBytes) throw io::FileError(path, "is larger than any index of shards");
-    const auto* text = reinterpret_cast<const char*>(file.bytes().data());
-    const Json index = Json::parse(text, text + file.bytes().size(), nullptr, false);
+    const Json index = io::read_json(path, kIndexLimits);
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
       throw io::FileError(path, "is not an object with a weight_map");
     }
@@ -68,6 +67,7 @@ struct Source {
                                       "; wanted the name of a file in this folder");
       }
       const auto [at, fresh] = opened.try_emplace(shard_name, files.size());
+      if (fresh && files.size() == kMostShards) throw io::FileError(path, "names more than " + std::to_string(kMostShards) + " files");
       if (fresh) files.emplace_back(folder / shard_name);
       if (!files[at->second].contains(name)) {
         throw io::FileError(

@@ -1,18 +1,24 @@
 #include "cyfa/model/config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "cyfa/io/file_error.h"
-#include "cyfa/io/mapped_file.h"
+#include "cyfa/io/json.h"
 #include "cyfa/mixers/softmax_attention.h"
+#include "cyfa/model/block.h"
 
 namespace cyfa {
 namespace {
 
-// Limits far beyond any real config, to bound what the parser has to handle: size of the file, and integers.
-constexpr size_t kMostBytes = 1 << 20;
-constexpr int64_t kMost = 1 << 24;
+// Limits far beyond any real config, to bound what the parser has to handle.
+constexpr io::JsonLimits kLimits = {.what = "a config", .bytes = 1 << 20, .values = 1 << 16, .depth = 16};
+constexpr int64_t kMost = 1 << 24;  // integers
+constexpr int64_t kMostLayers = 4096;
+constexpr size_t kMostNamed = 10;       // unknown keys that an error names
+constexpr double kMostState = 1 << 28;  // numbers in the state of a sequence, or kStateShare times the parameters
+constexpr double kStateShare = 4;
 
 // int(hidden * ratio * 2 / 3), rounded up to a multiple of 256.
 int64_t default_intermediate(int64_t hidden, double ratio) {
@@ -62,11 +68,40 @@ void refuse_unknown(const ConfigReader& reader) {
     }
   }
   std::string message;
-  for (const std::string& key : keys) {
-    message += (message.empty() ? "" : ", ") + Json(key).dump(-1, ' ', true, Json::error_handler_t::replace);
-    if (owners.contains(key)) message += " (a key of " + owners[key] + ")";
+  for (size_t i = 0; i < std::min(keys.size(), kMostNamed); ++i) {
+    message += (i == 0 ? "" : ", ") + io::printable(keys[i]);
+    if (owners.contains(keys[i])) message += " (a key of " + owners[keys[i]] + ")";
   }
+  if (keys.size() > kMostNamed) message += " and " + std::to_string(keys.size() - kMostNamed) + " more";
   throw ConfigError("config: unknown keys " + message + "; a model that ignored them would not be the one they describe");
+}
+
+// Throws for a model whose size no real one has. Every key may be within its range while their products are not, and a state has sizes that
+// no parameter has, so that a small checkpoint could ask for any amount of memory.
+void check_sizes(const ModelConfig& c) {
+  std::vector<double> parameters, numbers;  // of a layer, for each of c.mixers
+  for (const MixerFactory& mixer : c.mixers) {
+    const Block block({c.backbone, c.kind->layout, c.intermediate_size, mixer});
+    parameters.push_back(static_cast<double>(block.table().numel()));
+    numbers.push_back(0);
+    for (const StateSpec& state : block.mixer().state()) {
+      double product = 1;
+      for (const int64_t extent : state.shape) product *= static_cast<double>(extent);
+      numbers.back() += product;
+    }
+  }
+  double all = static_cast<double>(c.vocab_size) * static_cast<double>(c.backbone.hidden_size) * (c.tied_head ? 1 : 2), state = 0;
+  for (const size_t place : c.layer_mixers) {
+    all += parameters[place];
+    state += numbers[place];
+  }
+  const auto power = [](double x) { return "2^" + std::to_string(std::ilogb(x)); };
+  if (all > static_cast<double>(kMostParameters))
+    throw ConfigError("config: the model would have more than " + power(all) + " parameters; at most 2^42 are supported");
+  if (const double most = std::max(kMostState, kStateShare * all); state > most) {
+    throw ConfigError("config: the state of a sequence would have more than " + power(state) +
+                      " numbers; a model of this size has at most " + power(most));
+  }
 }
 
 // Assigns mixers to layers. Distinct mixers are numbered in the order in which the config names them.
@@ -79,6 +114,8 @@ class LayerPlan {
 
   void read_attn(const Json& attn) {
     const Json list = attn.is_array() ? attn : Json::array({attn});
+    if (list.size() > c_.layer_mixers.size())
+      throw ConfigError("config: attn is a list of " + std::to_string(list.size()) + " objects, more than the model has layers");
     std::vector<bool> taken(c_.layer_mixers.size(), false);
     for (size_t i = 0; i < list.size(); ++i) {
       ConfigReader spec(list[i], attn.is_array() ? "attn[" + std::to_string(i) + "]." : "attn.");
@@ -122,7 +159,7 @@ class LayerPlan {
       c_.layer_mixers[i] = place;
     }
     for (const auto& [name, keys] : configs != nullptr ? configs->items() : none.items()) {
-      if (find(name) == names_.size()) reader.fail("layer_configs", "types that layer_types names; " + name + " is none");
+      if (find(name) == names_.size()) reader.fail("layer_configs", "types that layer_types names; " + io::printable(name) + " is none");
     }
   }
 
@@ -159,7 +196,7 @@ ModelConfig ModelConfig::parse(const Json& json) {
     reader.fail("model_type", "the name of an architecture, such as " + mixer_kinds().front().model_type);
   c.kind = &mixer_kind(type->get<std::string>());
   c.backbone.hidden_size = reader.integer("hidden_size", 2048, 1, kMost);
-  c.backbone.layers = reader.integer("num_hidden_layers", 24, 1, 4096);
+  c.backbone.layers = reader.integer("num_hidden_layers", 24, 1, kMostLayers);
   const BackboneLayout& layout = c.kind->layout;
   c.backbone.norm_eps = reader.number(layout.norm_eps_key, layout.norm_eps, 0, 1);
   c.backbone.initializer_range = reader.number("initializer_range", 0.02, 0, 100);
@@ -193,21 +230,16 @@ ModelConfig ModelConfig::parse(const Json& json) {
                       "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp", "name_or_path", "_name_or_path", "tokenizer"});
   reader.only("attnres_block_size", nullptr);  // residuals that attend to earlier blocks
   refuse_unknown(reader);
+  check_sizes(c);
   c.resolved = reader.resolved();
   return c;
 }
 
 ModelConfig ModelConfig::read(const std::filesystem::path& path) {
-  const io::MappedFile file(path);
-  const auto bytes = file.bytes();
-  if (bytes.size() > kMostBytes) throw io::FileError(path, "has " + std::to_string(bytes.size()) + " bytes; a config has at most 1 MiB");
-  const auto* text = reinterpret_cast<const char*>(bytes.data());
   try {
-    return parse(Json::parse(text, text + bytes.size()));
+    return parse(io::read_json(path, kLimits));
   } catch (const ConfigError& e) {
     throw io::FileError(path, e.what());
-  } catch (const Json::exception& e) {
-    throw io::FileError(path, std::string("is not JSON: ") + e.what());
   }
 }
 

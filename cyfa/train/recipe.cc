@@ -2,14 +2,32 @@
 
 #include <toml++/toml.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <stdexcept>
 
 #include "cyfa/io/file_error.h"
+#include "cyfa/io/read_file.h"
 
 namespace cyfa {
 namespace {
+
+// Far above any recipe.
+constexpr size_t kMostBytes = 64 << 10;
+constexpr long kMostDots = 200;  // in a line
+
+// Throws for a dotted key (a.a.a ... = 1) of many parts: toml++ makes them into tables inside one another and handles those by recursion.
+// It bounds the nesting of lists and inline tables itself.
+void check_dots(const std::filesystem::path& path, std::string_view text) {
+  for (int64_t line = 1; !text.empty(); ++line) {
+    const std::string_view one = text.substr(0, text.find('\n'));
+    if (std::count(one.begin(), one.end(), '.') > kMostDots)
+      throw io::FileError(
+          path, "line " + std::to_string(line) + " has more than " + std::to_string(kMostDots) + " dots; the keys of a recipe have none");
+    text.remove_prefix(std::min(text.size(), one.size() + 1));
+  }
+}
 
 [[noreturn]] void refuse(const std::string& key, const std::string& came, const std::string& wanted) {
   throw std::invalid_argument("recipe: " + key + " is " + came + ", wanted " + wanted);
@@ -163,7 +181,9 @@ void Recipe::set(const std::string& assignment) {
 Recipe Recipe::read(const std::filesystem::path& path) {
   Recipe recipe;
   try {
-    const toml::table table = toml::parse_file(path.string());
+    const std::string text = io::read_file(path, kMostBytes, "a recipe");
+    check_dots(path, text);
+    const toml::table table = toml::parse(std::string_view(text));
     for (const auto& [name, node] : table) {
       const RecipeKey& key = key_of(std::string(name.str()));
       recipe.set(std::string(key.name) + "=" + text_of(key, node));

@@ -5,6 +5,8 @@
 
 #include "cyfa/io/atomic_file.h"
 #include "cyfa/io/file_error.h"
+#include "cyfa/io/json.h"
+#include "cyfa/io/read_file.h"
 #include "cyfa/model/checkpoint.h"
 #include "cyfa/train/loss_figure.h"
 
@@ -50,7 +52,7 @@ std::vector<Json> read_metrics(const fs::path& path) {
   std::vector<Json> rows;
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
-    Json row = Json::parse(line, nullptr, false);
+    Json row = io::json_or_null(line);
     if (row.is_object() && row.contains("step")) rows.push_back(std::move(row));  // skips a line truncated by a crash
   }
   return rows;
@@ -72,8 +74,9 @@ void RunFolder::draw_losses() const {
 std::vector<RunCheckpoint> RunFolder::checkpoints() const {
   std::vector<RunCheckpoint> found;
   for (const auto& entry : fs::directory_iterator(path_ / "checkpoints")) {
-    std::ifstream file(entry.path() / kStepFile);
-    const Json json = Json::parse(file, nullptr, false);
+    std::error_code error;
+    if (!fs::exists(entry.path() / kStepFile, error)) continue;
+    const Json json = io::json_or_null(io::read_file(entry.path() / kStepFile, 1 << 16, "the step of a checkpoint"));
     if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;
     RunCheckpoint one{entry.path(), json["step"].get<int64_t>(), std::nullopt};
     if (json.contains("eval_loss") && json["eval_loss"].is_number()) one.eval_loss = json["eval_loss"].get<double>();

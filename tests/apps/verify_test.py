@@ -86,7 +86,9 @@ class Verify(CliTest):
     def test_good_files_are_still_checked_beside_a_bad_one(self):
         result = run("verify", "op", self.folder / "absent.safetensors", VECTORS[0], "--json")
         self.check(result, 2)
-        self.assertTrue(all(row["pass"] for row in json.loads(result.stdout)))
+        rows = json.loads(result.stdout)
+        self.assertEqual(list(rows[0]), ["file", "error", "pass"])
+        self.assertTrue(len(rows) > 1 and all(row["pass"] for row in rows[1:]))
 
     def test_truncated_files_are_refused(self):
         data = VECTORS[0].read_bytes()

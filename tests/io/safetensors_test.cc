@@ -339,6 +339,8 @@ TEST_F(Safetensors, RefusesEveryMalformedHeaderWithItsReason) {
       {tensor("\"F64\"", "[2305843009213693952]", "[0,0]"), 0, "overflows 64 bits"},
       {tensor("\"U8\"", "[0,4294967296,4294967296]", "[0,0]"), 0, "overflows 64 bits"},
       {tensor("\"U8\"", "[4294967296,4294967296,0]", "[0,0]"), 0, "overflows 64 bits"},
+      {tensor("\"U8\"", "[0,1048577]", "[0,0]"), 0, "has no elements; its other dimensions make more than 1048576"},
+      {tensor("\"F64\"", "[1048577,0]", "[0,0]"), 0, "has no elements; its other dimensions make more than 1048576"},
       {tensor("\"U8\"", "[1" + repeat(",1", 64) + "]", "[0,1]"), 1, "more than 64 dimensions"},
       {tensor("\"U8\"", "[1" + repeat(",1", 1'000'000) + "]", "[0,1]"), 1, "more than 64 dimensions"},
       // Offsets.
@@ -354,10 +356,10 @@ TEST_F(Safetensors, RefusesEveryMalformedHeaderWithItsReason) {
       {tensor("\"U8\"", "[4]", "[18446744073709551611,18446744073709551615]"), 4, "do not fit"},
       {tensor("\"U8\"", "[4]", "[0,99999999999999999999]"), 4, "data_offsets: came the number 99999999999999999999"},
       {tensor("\"U8\"", "[4]", "[4,0]"), 4, "do not fit; wanted begin <= end <= 4"},
-      {tensor("\"U8\"", "[4]", "[0,3]"), 4, "hold 3 bytes; shape [4] of U8 wants 4"},
-      {tensor("\"F32\"", "[4]", "[0,4]"), 4, "hold 4 bytes; shape [4] of F32 wants 16"},
-      {tensor("\"U8\"", "[0]", "[0,4]"), 4, "hold 4 bytes; shape [0] of U8 wants 0"},
-      {tensor("\"U8\"", "[]", "[0,0]"), 0, "hold 0 bytes; shape [] of U8 wants 1"},
+      {tensor("\"U8\"", "[4]", "[0,3]"), 4, "3 bytes of data; shape [4] of U8 wants 4"},
+      {tensor("\"F32\"", "[4]", "[0,4]"), 4, "4 bytes of data; shape [4] of F32 wants 16"},
+      {tensor("\"U8\"", "[0]", "[0,4]"), 4, "4 bytes of data; shape [0] of U8 wants 0"},
+      {tensor("\"U8\"", "[]", "[0,0]"), 0, "0 bytes of data; shape [] of U8 wants 1"},
       // Coverage.
       {"{}", 1, "the data section has 1 bytes; the tensors end at byte 0"},
       {"{" + a + "}", 5, "the data section has 5 bytes; the tensors end at byte 4"},
@@ -492,9 +494,9 @@ TEST_F(Safetensors, RefusesToWriteWhatItCouldNotRead) {
   const NamedTensor good = named("a", DType::kU8, {4}, values);
   expect(error({good, good}), "tensor \"a\": the name appears twice");
   expect(error({named("__metadata__", DType::kU8, {4}, values)}), "reserved");
-  expect(error({named("a", DType::kF32, {2}, values)}), "4 bytes came; shape [2] of F32 wants 8");
-  expect(error({named("a", DType::kU8, {-4}, values)}), "shape [-4] of U8 wants an impossible size");
-  expect(error({named("a", DType::kU8, {int64_t{1} << 40, int64_t{1} << 40}, values)}), "wants an impossible size");
+  expect(error({named("a", DType::kF32, {2}, values)}), "4 bytes of data; shape [2] of F32 wants 8");
+  expect(error({named("a", DType::kU8, {-4}, values)}), "the size of shape [-4] is negative");
+  expect(error({named("a", DType::kU8, {int64_t{1} << 40, int64_t{1} << 40}, values)}), "overflows 64 bits");
   expect(error({named("a", DType::kU8, std::vector<int64_t>(65, 1), values)}), "65 dimensions");
   expect(error({{"a", {DType::kU8, {4}, nullptr, 4}}}), "data is null");
   expect(error({named("\xff", DType::kU8, {4}, values)}), "cannot write \"\\xff\": not valid UTF-8");
