@@ -1,5 +1,4 @@
 // cyfa generate: continues texts with a checkpoint.
-#include <ATen/Parallel.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -11,6 +10,7 @@
 #include "apps/options.h"
 #include "apps/output.h"
 #include "apps/parse.h"
+#include "apps/threads.h"
 #include "cyfa/data/utf8.h"
 #include "cyfa/decode/generator.h"
 #include "cyfa/io/file_error.h"
@@ -88,7 +88,7 @@ void print_engine(const StepEngine& engine) {
 }
 
 int run_generate(const Options& options) {
-  if (options.threads > 0) at::set_num_threads(options.threads);
+  if (options.threads > 0) use_threads(options.threads, "--threads");
   options.generate.sampling.check();
   const std::vector<std::string> texts = prompt_texts(options);
   const bool states = !options.save_state.empty() || !options.load_state.empty();

@@ -3,10 +3,10 @@
 
 Usage: hide_symbols.py FOLDER OLD NEW LIBRARY... --from OTHER...
 
-The dynamic linker gives all libraries that define a symbol of one name the first one's. For two things that only share their name that means
-one library writes into another's memory: libsentencepiece and libc10 both define FLAGS_minloglevel, an object of 32 bytes and an int. In the
-copies such symbols have hidden visibility, as if the library had been linked with a version script: each library then uses its own. Weak
-symbols (inline functions and templates, which are the same everywhere by the rules of C++) stay as they are.
+Where several libraries define a symbol of one name, the dynamic linker gives all of them the first one's. If two things only share their
+name, one library then writes into another's memory: libsentencepiece and libc10 both define FLAGS_minloglevel, an object of 32 bytes and an
+int. In the copies such symbols have hidden visibility, as if the library had been linked with a version script: each library uses its own.
+Weak symbols (inline functions and templates, which are the same everywhere by the rules of C++) stay as they are.
 
 A copy is called NEW where the library is called OLD, also inside (SONAME and NEEDED), so that no search path leads to the original.
 Prints the paths of the copies, which are named by their SONAME. Called by cmake/Dependencies.cmake.
