@@ -124,6 +124,8 @@ int run_generate(const Options& options) {
   Generator generator(*engine, *tokenizer);
   generator.on_text = [&](size_t, const std::string& text) { screen.show(text); };
   generator.on_prefill = [&](size_t, int64_t done, int64_t all) { screen.prefill(done, all); };
+  StepThreads step_threads;
+  if (load.device.is_cpu()) generator.on_step = [&] { step_threads.after_step(); };
   if (!options.no_echo) screen.show(as_utf8(texts[0]));
   const std::vector<Completion> done = generator.run(prompts, options.generate, !options.save_state.empty());
 

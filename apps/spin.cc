@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr char kSpin[] = "GOMP_SPINCOUNT=2000";
+constexpr char kSpin[] = "GOMP_SPINCOUNT=10000";
 
 bool sets(const char* entry, const char* name) {
   const size_t length = std::strlen(name);

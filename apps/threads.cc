@@ -16,6 +16,12 @@
 namespace cyfa::app {
 namespace {
 
+// Of StepThreads. A trial costs at most kTrialSteps steps at half the speed, or one slow step; with these pauses that is less than 2% of
+// the time.
+constexpr int kTrialSteps = 8;
+constexpr double kFirstPause = 0.25, kLongestPause = 2;  // seconds
+constexpr double kBetter = 0.9;                          // share of the time per step that a change must save
+
 // How many of `count` threads, the calling one included, the system lets this process have at the same time. libgomp ends the process if
 // it cannot start a thread, so it is tried beforehand.
 int startable(int count) {
@@ -66,6 +72,40 @@ int allowed_threads(int64_t asked, const std::string& by) {
 }
 
 void use_threads(int64_t asked, const std::string& by) { at::set_num_threads(allowed_threads(asked, by)); }
+
+StepThreads::StepThreads() : all_(at::get_num_threads()), pause_(kFirstPause), begin_(Clock::now()) {
+  next_trial_ = begin_ + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(pause_));
+}
+
+StepThreads::~StepThreads() { use(true); }
+
+void StepThreads::use(bool all) {
+  if (all_ > 1 && all != using_all_) at::set_num_threads(all ? all_ : 1);
+  using_all_ = all;
+}
+
+void StepThreads::after_step() {
+  if (all_ == 1) return;
+  ++steps_;
+  const Clock::time_point now = Clock::now();
+  const double seconds = std::chrono::duration<double>(now - begin_).count();
+  const bool hopeless = trial_ && seconds > 2 * kTrialSteps * before_;
+  if (steps_ < kTrialSteps && !hopeless) return;
+  const double per_step = seconds / steps_;
+  if (trial_) {
+    const bool better = per_step < kBetter * before_;
+    if (!better) use(!using_all_);
+    pause_ = better ? kFirstPause : std::min(2 * pause_, kLongestPause);
+    next_trial_ = now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(pause_));
+    trial_ = false;
+  } else if (now >= next_trial_) {
+    before_ = per_step;
+    use(!using_all_);
+    trial_ = true;
+  }
+  steps_ = 0;
+  begin_ = Clock::now();
+}
 
 std::string wait_policy() {
   if (const char* count = std::getenv("GOMP_SPINCOUNT")) return "spin " + std::string(count) + " turns, then sleep (GOMP_SPINCOUNT)";

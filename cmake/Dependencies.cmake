@@ -23,8 +23,8 @@ if(CYFA_BENCH)
 endif()
 
 # SentencePiece is packaged without CMake files. It and libc10 both define FLAGS_minloglevel, with different sizes: in one process each
-# would write into the other's. Static libraries are therefore linked without exporting their symbols; of shared ones the program uses copies
-# that hide what torch's libraries define as well. tests/apps/process_test.py checks the result.
+# would write into the other's. Static libraries are therefore linked without exporting their symbols; of shared ones the program uses
+# copies that hide what torch's libraries define as well. tests/apps/process_test.py checks the result.
 add_library(cyfa_sentencepiece INTERFACE)
 find_path(SENTENCEPIECE_INCLUDE sentencepiece_processor.h)
 find_library(SENTENCEPIECE_LIBRARY sentencepiece)
