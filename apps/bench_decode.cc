@@ -10,6 +10,7 @@
 #include "apps/output.h"
 #include "apps/parse.h"
 #include "apps/step_check.h"
+#include "apps/threads.h"
 #include "apps/timing.h"
 #include "cyfa/engine/recorded.h"
 #include "cyfa/model/checkpoint.h"
@@ -41,7 +42,7 @@ uint64_t read_once(const std::vector<at::Tensor>& tensors) {
 }
 
 int run_decode(const Options& options) {
-  if (options.threads > 0) at::set_num_threads(options.threads);
+  if (options.threads > 0) use_threads(options.threads, "--threads");
   const at::Device device = parse_device(options.device);
   if (options.kernels && !device.is_cuda()) throw std::invalid_argument("--kernels lists the kernels of a GPU; it needs --device cuda");
   const at::ScalarType dtype = parse_dtype(options.dtype);

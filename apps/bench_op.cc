@@ -10,6 +10,7 @@
 #include "apps/commands.h"
 #include "apps/machine.h"
 #include "apps/options.h"
+#include "apps/threads.h"
 #include "apps/timing.h"
 #include "cyfa/kernels/cyclic_flow/cpu/cpu_step.h"
 #include "cyfa/ops/cases/accuracy.h"
@@ -267,7 +268,7 @@ bool report_check(const std::vector<TensorError>& errors, bool quiet) {
 }
 
 int run_bench(BenchOptions options) {
-  if (options.threads > 0) at::set_num_threads(options.threads);
+  if (options.threads > 0) use_threads(options.threads, "--threads");
   if (options.shape.M % 2 != 0)
     throw std::invalid_argument("--M is " + std::to_string(options.shape.M) + "; wanted an even number of stored slots");
   const at::Device device = parse_device(options.device);

@@ -1,5 +1,4 @@
 // cyfa bench state: the perplexity of a text, decoded token by token with the recurrent state in fp32 and in bf16.
-#include <ATen/Parallel.h>
 
 #include <cmath>
 #include <fstream>
@@ -10,6 +9,7 @@
 #include "apps/options.h"
 #include "apps/output.h"
 #include "apps/parse.h"
+#include "apps/threads.h"
 #include "cyfa/data/tokenizer.h"
 #include "cyfa/engine/engine.h"
 #include "cyfa/io/file_error.h"
@@ -26,7 +26,7 @@ struct Options {
 
 int run_state(const Options& options) {
   const at::NoGradGuard no_grad;
-  if (options.threads > 0) at::set_num_threads(options.threads);
+  if (options.threads > 0) use_threads(options.threads, "--threads");
   const at::Device device = parse_device(options.device);
   CausalLM model = load_checkpoint(options.folder, {std::nullopt, device, false});
   const auto tokenizer =

@@ -11,6 +11,7 @@
 #include "apps/options.h"
 #include "apps/output.h"
 #include "apps/parse.h"
+#include "apps/threads.h"
 #include "apps/timing.h"
 #include "cyfa/train/trainer.h"
 
@@ -34,7 +35,7 @@ struct Options {
 
 int run_train(const Options& options) {
   Recipe recipe = options.recipe;
-  if (recipe.threads > 0) at::set_num_threads(static_cast<int>(recipe.threads));
+  if (recipe.threads > 0) use_threads(recipe.threads, "--threads");
   recipe.model = options.config;
   recipe.steps = options.repeats > 0 ? options.repeats + (options.kernels ? 2 : 1) : kMostSteps;
   recipe.warmup = 0;

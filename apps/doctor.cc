@@ -6,10 +6,12 @@
 
 #include "apps/commands.h"
 #include "apps/doctor_model.h"
+#include "apps/limits.h"
 #include "apps/machine.h"
 #include "apps/options.h"
 #include "apps/output.h"
 #include "apps/parse.h"
+#include "apps/threads.h"
 #include "cyfa/kernels/cyclic_flow/cpu/cpu_step.h"
 #include "cyfa/ops/cases/accuracy.h"
 #include "cyfa/ops/cases/op_case.h"
@@ -194,7 +196,10 @@ void print(const Report& report) {
   line("cpu", cpu_model());
   line("instructions", joined(cpu_features()));
   line("step kernel", step_kernel());
-  line("threads", std::to_string(at::get_num_threads()));
+  line("threads", text("%d of %d CPUs; waiting threads %s", at::get_num_threads(), usable_cpus(), wait_policy().c_str()));
+  const FreeMemory memory = free_memory();
+  const auto gib = [](int64_t bytes) { return static_cast<double>(bytes) / double{1 << 30}; };
+  line("memory", text("%.1f GiB, %.1f free (limited by %s)", gib(machine_memory()), gib(memory.bytes), memory.limited_by.c_str()));
   if (report.gpus.empty()) line("gpu", at::hasCUDA() ? "none seen" : "none (this torch has no CUDA)");
   for (const Gpu& gpu : report.gpus) {
     line("gpu", gpu.name.empty() ? "one, not examined (built without CUDA)" : gpu.name + ", compute capability " + gpu.capability);
@@ -228,11 +233,18 @@ Json to_json(const Report& report) {
                       {"limit", e.limit},
                       {"pass", check.pass()}});
   }
+  const FreeMemory memory = free_memory();
   return {{"version", CYFA_VERSION},
           {"commit", commit()},
           {"compiler", compiler()},
           {"torch", {{"runtime", runtime_torch()}, {"build", build_torch()}, {"cuda", at::hasCUDA()}}},
-          {"cpu", {{"model", cpu_model()}, {"features", cpu_features()}, {"threads", at::get_num_threads()}}},
+          {"cpu",
+           {{"model", cpu_model()},
+            {"features", cpu_features()},
+            {"threads", at::get_num_threads()},
+            {"usable", usable_cpus()},
+            {"wait_policy", wait_policy()}}},
+          {"memory", {{"bytes", machine_memory()}, {"free_bytes", memory.bytes}, {"limited_by", memory.limited_by}}},
           {"step_kernel", step_kernel()},
           {"gpus", gpus},
           {"backends", backends},

@@ -1,5 +1,4 @@
 // cyfa generate: continues texts with a checkpoint.
-#include <ATen/Parallel.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -11,6 +10,7 @@
 #include "apps/options.h"
 #include "apps/output.h"
 #include "apps/parse.h"
+#include "apps/threads.h"
 #include "cyfa/data/utf8.h"
 #include "cyfa/decode/generator.h"
 #include "cyfa/io/file_error.h"
@@ -88,7 +88,7 @@ void print_engine(const StepEngine& engine) {
 }
 
 int run_generate(const Options& options) {
-  if (options.threads > 0) at::set_num_threads(options.threads);
+  if (options.threads > 0) use_threads(options.threads, "--threads");
   options.generate.sampling.check();
   const std::vector<std::string> texts = prompt_texts(options);
   const bool states = !options.save_state.empty() || !options.load_state.empty();
@@ -124,6 +124,8 @@ int run_generate(const Options& options) {
   Generator generator(*engine, *tokenizer);
   generator.on_text = [&](size_t, const std::string& text) { screen.show(text); };
   generator.on_prefill = [&](size_t, int64_t done, int64_t all) { screen.prefill(done, all); };
+  StepThreads step_threads;
+  if (load.device.is_cpu()) generator.on_step = [&] { step_threads.after_step(); };
   if (!options.no_echo) screen.show(as_utf8(texts[0]));
   const std::vector<Completion> done = generator.run(prompts, options.generate, !options.save_state.empty());
 

@@ -14,7 +14,9 @@
 #include "apps/bus_error.h"
 #include "apps/commands.h"
 #include "apps/interrupt.h"
+#include "apps/memory.h"
 #include "apps/options.h"
+#include "apps/threads.h"
 
 namespace {
 
@@ -115,6 +117,7 @@ int run(int argc, char** argv) {
     return fail((unknown.empty() ? std::string(e.what()) : "no command is called " + unknown) + "\ntry `" + deepest_command(app) +
                 " --help`");
   }
+  cyfa::app::use_threads(0, "");
   return action();
 }
 
@@ -128,9 +131,9 @@ int main(int argc, char** argv) {
     std::cout.flush();
     return std::cout ? status : fail("writing to the standard output failed");
   } catch (const c10::Error& e) {
-    return fail(e.what_without_backtrace());
-  } catch (const std::bad_alloc&) {
-    return fail("out of memory");
+    return fail(cyfa::app::memory_words(e.what_without_backtrace()));
+  } catch (const std::bad_alloc& e) {
+    return fail(cyfa::app::out_of_memory(e));
   } catch (const std::exception& e) {
     return fail(e.what());
   }

@@ -15,7 +15,7 @@ constexpr size_t kHelpColumns = 120;
 template <class Integer>
 void add_threads_option(CLI::App* command, Integer* threads) {
   command->add_option("--threads", *threads, "CPU threads; 0 uses one per core")
-      ->check(CLI::Range(0, 4096))
+      ->check(CLI::Range(0, 1 << 30))
       ->type_name("N")
       ->capture_default_str();
 }

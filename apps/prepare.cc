@@ -7,6 +7,7 @@
 #include "apps/commands.h"
 #include "apps/options.h"
 #include "apps/output.h"
+#include "apps/threads.h"
 #include "cyfa/data/prepare.h"
 
 namespace cyfa::app {
@@ -103,6 +104,7 @@ int run_prepare(Options& options) {
   options.prepare.stop_at_damage = options.bad == "stop";
   if (options.bos >= 0) options.prepare.bos = options.bos;
   if (options.eos >= 0) options.prepare.eos = options.eos;
+  options.prepare.threads = allowed_threads(options.prepare.threads, "--threads");
   ProgressLine line(options.quiet);
   int64_t damaged = 0;
   Prepare prepare(options.prepare);

@@ -1,5 +1,4 @@
 // cyfa train: trains a model on prepared text, as a recipe says.
-#include <ATen/Parallel.h>
 #include <unistd.h>
 
 #include <iostream>
@@ -10,6 +9,7 @@
 #include "apps/machine.h"
 #include "apps/output.h"
 #include "apps/parse.h"
+#include "apps/threads.h"
 #include "apps/timing.h"
 #include "cyfa/data/batches.h"
 #include "cyfa/io/file_error.h"
@@ -90,7 +90,7 @@ int run_train(const Options& options) {
   for (const std::string& assignment : options.assignments) recipe.set(assignment);
   recipe.check();
   if (recipe.data.empty()) throw std::invalid_argument("recipe: data is empty, wanted a folder made by `cyfa prepare`");
-  if (recipe.threads > 0) at::set_num_threads(static_cast<int>(recipe.threads));
+  if (recipe.threads > 0) use_threads(recipe.threads, "threads in the recipe");
 
   const TokenData data = TokenData::open(recipe.data);
   std::optional<TokenData> validation;

@@ -32,14 +32,27 @@ endif()
 target_include_directories(cyfa_cairo SYSTEM INTERFACE ${CAIRO_INCLUDE})
 target_link_libraries(cyfa_cairo INTERFACE ${CAIRO_LIBRARY})
 
-# SentencePiece is packaged without CMake files.
+# SentencePiece is packaged without CMake files. It and libc10 both define FLAGS_minloglevel, with different sizes: in one process each
+# would write into the other's. Static libraries are therefore linked without exporting their symbols; of shared ones the program uses
+# copies that hide what torch's libraries define as well. tests/apps/process_test.py checks the result.
 add_library(cyfa_sentencepiece INTERFACE)
 find_path(SENTENCEPIECE_INCLUDE sentencepiece_processor.h)
 find_library(SENTENCEPIECE_LIBRARY sentencepiece)
 find_library(SENTENCEPIECE_TRAIN_LIBRARY sentencepiece_train)
 if(SENTENCEPIECE_INCLUDE AND SENTENCEPIECE_LIBRARY AND SENTENCEPIECE_TRAIN_LIBRARY)
+  set(sentencepiece_libraries ${SENTENCEPIECE_LIBRARY} ${SENTENCEPIECE_TRAIN_LIBRARY})
+  if(NOT SENTENCEPIECE_LIBRARY MATCHES "\\.a$")
+    find_program(CYFA_PYTHON3 python3 REQUIRED)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+      ${CMAKE_SOURCE_DIR}/cmake/hide_symbols.py ${sentencepiece_libraries} ${CYFA_TORCH_LIBRARY_FILES})
+    execute_process(
+      COMMAND ${CYFA_PYTHON3} ${CMAKE_SOURCE_DIR}/cmake/hide_symbols.py ${CMAKE_BINARY_DIR} libsentencepiece libcyfa_sp
+        ${sentencepiece_libraries} --from ${CYFA_TORCH_LIBRARY_FILES}
+      OUTPUT_VARIABLE sentencepiece_libraries OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+    string(REPLACE "\n" ";" sentencepiece_libraries "${sentencepiece_libraries}")
+  endif()
   target_include_directories(cyfa_sentencepiece SYSTEM INTERFACE ${SENTENCEPIECE_INCLUDE})
-  target_link_libraries(cyfa_sentencepiece INTERFACE ${SENTENCEPIECE_LIBRARY} ${SENTENCEPIECE_TRAIN_LIBRARY})
+  target_link_libraries(cyfa_sentencepiece INTERFACE ${sentencepiece_libraries})
 else()
   set(SPM_ENABLE_SHARED OFF)
   message(STATUS "SentencePiece is not installed; downloading it")
@@ -48,6 +61,7 @@ else()
   target_include_directories(cyfa_sentencepiece SYSTEM INTERFACE ${sentencepiece_SOURCE_DIR}/src)
   target_link_libraries(cyfa_sentencepiece INTERFACE sentencepiece-static sentencepiece_train-static)
 endif()
+target_link_libraries(cyfa_sentencepiece INTERFACE -Wl,--exclude-libs,libsentencepiece.a:libsentencepiece_train.a)
 
 # toml++ is a header-only library.
 add_library(cyfa_toml INTERFACE)

@@ -28,6 +28,7 @@ if(CYFA_CUDA)
 endif()
 target_link_options(cyfa_torch INTERFACE -Wl,--no-as-needed -L${CYFA_TORCH_DIR}/lib -Wl,-rpath,${CYFA_TORCH_DIR}/lib)
 target_link_libraries(cyfa_torch INTERFACE ${torch_libraries})
+list(TRANSFORM torch_libraries REPLACE "(.+)" "${CYFA_TORCH_DIR}/lib/lib\\1.so" OUTPUT_VARIABLE CYFA_TORCH_LIBRARY_FILES)
 # The process must have one OpenMP runtime: the wheel's own if it brings one.
 file(GLOB torch_gomp ${CYFA_TORCH_DIR}/lib/libgomp*.so*)
 if(torch_gomp)

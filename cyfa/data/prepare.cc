@@ -58,19 +58,17 @@ class Pipeline {
  public:
   Pipeline(TextReader& reader, const Tokenizer& tokenizer, std::string field, int threads)
       : reader_(reader), tokenizer_(tokenizer), field_(std::move(field)), ahead_(2 * threads + 2) {
-    threads_.emplace_back([this] { read_all(); });
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { tokenize_all(); });
+    try {
+      threads_.emplace_back([this] { read_all(); });
+      for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { tokenize_all(); });
+    } catch (...) {
+      stop();  // the destructor does not run, and a thread that is not joined would end the process
+      throw;
+    }
   }
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
-  ~Pipeline() {
-    {
-      const std::lock_guard lock(mutex_);
-      stopped_ = true;
-    }
-    changed_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~Pipeline() { stop(); }
 
   // The next block in input order; null at the end. Rethrows an exception of the threads at the block where it happened.
   std::unique_ptr<Job> next() {
@@ -88,6 +86,15 @@ class Pipeline {
   }
 
  private:
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopped_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
   void read_all() {
     for (bool more = true; more;) {
       {

@@ -158,6 +158,7 @@ std::vector<Completion> Generator::run(const std::vector<Prompt>& prompts, const
     }
     times_.decode_tokens += static_cast<int64_t>(live.size());
     if (!last) logits = engine_.step(at::tensor(tokens, at::kLong), state).to(at::kCPU);
+    if (on_step) on_step();
   }
   times_.decode_seconds = seconds_since(start);
   return done;

@@ -57,9 +57,10 @@ class Generator {
   // Keeps references to both.
   Generator(StepEngine& engine, const Tokenizer& tokenizer);
 
-  // Callbacks: new text of a prompt, and prefill progress in tokens. Either may be empty.
+  // Callbacks: new text of a prompt, prefill progress in tokens, and the end of each decode step. Each may be empty.
   std::function<void(size_t prompt, const std::string& text)> on_text;
   std::function<void(size_t prompt, int64_t done, int64_t all)> on_prefill;
+  std::function<void()> on_step;
 
   // Completes all prompts as one batch. Throws std::invalid_argument for invalid options, or if neither a prompt nor its snapshot has
   // tokens.

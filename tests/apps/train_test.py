@@ -71,7 +71,7 @@ class Train(CliTest):
         before = sorted(path.name for path in (folder / "checkpoints").iterdir())
 
         def no_room():  # writing beyond this size fails as on a full disk
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
             resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, 32 << 10))
 
         failed = subprocess.run([PROGRAM, "train", "--resume", str(folder)], capture_output=True, encoding="utf-8", preexec_fn=no_room,

@@ -7,6 +7,7 @@
 
 #include "cyfa/kernels/cyclic_flow/cpu/cpu_step.h"
 #include "cyfa/ops/common/check.h"
+#include "cyfa/ops/common/grain.h"
 #include "cyfa/ops/cyclic_flow/readout.h"
 #include "cyfa/ops/cyclic_flow/step_impl.h"
 
@@ -99,7 +100,7 @@ at::Tensor step_on_cpu(const CyclicFlowStepInputs& in, const CyclicFlowState& st
   p.clock = state.clock.data_ptr<double>();
   p.o = o.data_ptr<float>();
   const cyclic_flow::Isa isa = cyclic_flow::best_isa();
-  at::parallel_for(0, p.B * p.H, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, p.B * p.H, grain((p.K + p.V) * p.M), [&](int64_t begin, int64_t end) {
     std::vector<float> workspace(static_cast<size_t>(cyclic_flow::step_workspace_floats(p)));
     cyclic_flow::step_cpu(p, begin, end, workspace.data(), isa);
   });

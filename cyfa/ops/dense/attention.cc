@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cyfa/ops/common/check.h"
+#include "cyfa/ops/common/grain.h"
 
 namespace cyfa::ops {
 namespace {
@@ -224,7 +225,7 @@ at::Tensor attention_step(const at::Tensor& q, const at::Tensor& k, const at::Te
   const at::Tensor in = q.contiguous(), out = at::empty_like(in);
   const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(D)));
   const int64_t stride = G * D, all = cache.k.size(1) * stride;
-  at::parallel_for(0, B * H, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, B * H, grain(2 * cache.k.size(1) * D), [&](int64_t begin, int64_t end) {
     std::vector<float> score(static_cast<size_t>(cache.k.size(1)));
     for (int64_t i = begin; i < end; ++i) {
       const int64_t n = i / H, g = i % H / (H / G);

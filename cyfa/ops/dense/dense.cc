@@ -5,15 +5,13 @@
 
 #include "cyfa/kernels/dense/gemv.h"
 #include "cyfa/ops/common/check.h"
+#include "cyfa/ops/common/grain.h"
 
 namespace cyfa::ops {
 namespace {
 
 // Rows of a bf16 weight that are converted together: 16 MB at a width of 1,024.
 constexpr int64_t kWidenRows = 4096;
-
-// Minimum number of weights that a task of a step reads: 64 KB of bf16, some microseconds.
-constexpr int64_t kTaskWeights = 1 << 15;
 
 bool plain_fp32(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat; }
 bool recorded(const at::Tensor& x) { return at::GradMode::is_enabled() && x.requires_grad(); }
@@ -96,8 +94,7 @@ std::vector<at::Tensor> linear_steps(const at::Tensor& x, const std::vector<Line
   }
   if (products.empty()) return results;
   const cpu::Isa isa = cpu::best_isa();
-  const int64_t grain = std::max<int64_t>(4, kTaskWeights / std::max<int64_t>(1, x.size(1)));
-  at::parallel_for(0, first.back(), grain, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, first.back(), std::max<int64_t>(4, grain(x.size(1))), [&](int64_t begin, int64_t end) {
     for (size_t i = 0; i < products.size(); ++i) {
       const int64_t from = std::max(begin, first[i]) - first[i];
       const int64_t to = std::min(end, first[i + 1]) - first[i];

@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "cyfa/kernels/rowwise/rowwise.h"
+#include "cyfa/ops/common/grain.h"
 
 namespace cyfa::ops {
 namespace {
@@ -36,8 +37,7 @@ struct Rows {
 // Splits rows over threads; a plain call inside a task of run_tasks, which has one thread.
 template <class F>
 void over_rows(const Rows& rows, const F& f) {
-  const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, rows.width));
-  at::parallel_for(0, rows.count, grain, f);
+  at::parallel_for(0, rows.count, grain(rows.width), f);
 }
 
 at::IntArrayRef without_last(const at::Tensor& x) { return x.sizes().slice(0, static_cast<size_t>(x.dim()) - 1); }
@@ -64,7 +64,7 @@ at::Tensor causal_decay(const at::Tensor& sum, at::ScalarType dtype) {
     const at::Tensor out = at::empty(shape, sum.options().dtype(dtype));
     const double* from = sum.const_data_ptr<double>();
     float* to = out.data_ptr<float>();
-    at::parallel_for(0, sum.numel() / C, 4, [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, sum.numel() / C, grain(C * C), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) rowwise::causal_differences(C, from + i * C, to + i * C * C);
     });
     return at::exp_(const_cast<at::Tensor&>(out));

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include "cyfa/kernels/key_decay/key_decay.h"
+#include "cyfa/ops/common/grain.h"
 #include "cyfa/ops/dense/portable_rowwise.h"
 
 namespace cyfa::ops {
@@ -36,7 +37,7 @@ float* mutable_data(const Tensor& x) { return x.defined() ? x.mutable_data_ptr<f
 // Distributes `count` pieces of `size` elements over threads. Inside a parallel task it is a plain call.
 template <class F>
 void over_pieces(int64_t count, int64_t size, const F& f) {
-  at::parallel_for(0, count, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, size)), f);
+  at::parallel_for(0, count, grain(size), f);
 }
 
 // The same for the kernels. `compact` is [stretches, length, K], with adjacent rows of K elements.

@@ -9,6 +9,7 @@
 #include <ATen/Parallel.h>
 
 #include "cyfa/kernels/delta_rule/inverse.h"
+#include "cyfa/ops/common/grain.h"
 #include "cyfa/ops/dense/portable_rowwise.h"
 #include "cyfa/ops/recurrence/gated_pass.h"
 #include "cyfa/ops/recurrence/key_decay.h"
@@ -196,7 +197,7 @@ Tensor unit_lower_inverse(const Tensor& a) {
   const int64_t size = a.size(-1);
   const int64_t numbers = size * size;
   const auto invert = [&](const auto* from, auto* to) {
-    at::parallel_for(0, a.size(0) * a.size(1), 1, [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, a.size(0) * a.size(1), grain(numbers * size / 6), [&](int64_t begin, int64_t end) {
       delta_rule::unit_lower_inverse(end - begin, size, from + begin * numbers, to + begin * numbers);
     });
   };

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include "cyfa/kernels/recurrence/step.h"
+#include "cyfa/ops/common/grain.h"
 #include "cyfa/ops/recurrence/impl.h"
 
 namespace cyfa::ops {
@@ -30,7 +31,7 @@ Tensor step_on_cpu(const Recurrence& r, const RecurrenceInputs& in, const Tensor
   p.scale = static_cast<float>(scale);
   p.state = state.data_ptr<float>();
   p.o = o.data_ptr<float>();
-  at::parallel_for(0, p.pairs, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, p.pairs, grain(p.K * p.V), [&](int64_t begin, int64_t end) {
     std::vector<float> workspace(static_cast<size_t>(p.K + 2 * p.V));
     recurrence::step_cpu(p, begin, end, workspace.data());
   });
