@@ -19,7 +19,7 @@ help:
 	@echo "make test           build, check the format, run all tests, also under the sanitizers, compile the CUDA sources"
 	@echo "make build          build the program build/cyfa and the library build/libcyfa_ops.so"
 	@echo "make bench          measure speed and memory beside baselines on this CPU; writes build/bench.json"
-	@echo "make parity         train every mixer on the same text, some minutes each; prints a table of losses and speeds"
+	@echo "make parity         train every mixer on the same text, seven runs each; prints a table of held-out losses"
 	@echo "make tokenizer      download the Mistral tokenizer (32,000 pieces) to build/tokenizer.model"
 	@echo "make gpu-test       run the tests that need an NVIDIA GPU (set CYFA_TORCH_DIR to a CUDA build of torch)"
 	@echo "make gpu-bench      measure the operator on that GPU"

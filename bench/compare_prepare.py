@@ -2,9 +2,9 @@
 """Compares the speed of `cyfa prepare` with the SentencePiece Python package in one process, on the same .jsonl file in alternating rounds,
 and measures cyfa's peak memory at two input sizes.
 
-The text is ../shared/corpus if that folder exists, otherwise the project's own sources and documents, repeated. The Python side does what a
-script would do: json.loads, encode, write a numpy array. Both must give the same tokens before anything is timed. The tokenizer is
-build/tokenizer.model (make tokenizer), or the one given.
+The text is the corpus of the folder shared/ (scripts/shared_folder.py) if it exists, otherwise the project's own sources and documents,
+repeated. The Python side does what a script would do: json.loads, encode, write a numpy array. Both must give the same tokens before
+anything is timed. The tokenizer is build/tokenizer.model (make tokenizer), or the one given.
 """
 
 import argparse
@@ -21,7 +21,11 @@ import time
 import numpy
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-CORPUS = ROOT.parent / "shared/corpus/train.jsonl.zst"
+sys.path.append(str(ROOT / "scripts"))
+
+from shared_folder import shared_folder  # noqa: E402: found by the line above
+
+CORPUS = shared_folder() / "corpus/train.jsonl.zst"
 
 
 def sentencepiece():

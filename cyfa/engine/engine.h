@@ -62,8 +62,9 @@ class TrainEngine {
 
   virtual std::string name() const = 0;
   // Reads the parameters' current values, which the losses use until the next call. The backward of those losses accumulates gradients into
-  // the parameters' grad(). Gradients of weights that the engine fuses start at zero; the caller resets all others before.
-  virtual void begin_step() = 0;
+  // the parameters' grad(). Gradients of weights that the engine fuses start at zero; the caller resets all others before. `noise` seeds
+  // the random numbers that mixers draw in training, other ones in each loss; without it they draw none.
+  virtual void begin_step(std::optional<uint64_t> noise) = 0;
   // As CausalLM::loss(); differentiable. Requires begin_step().
   virtual at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens) = 0;
   // What the engine runs as the plain model does, and why.

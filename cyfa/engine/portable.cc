@@ -27,9 +27,14 @@ class PortableTraining final : public TrainEngine {
       : model_(model), compute_(compute), recompute_(recompute) {}
 
   std::string name() const override { return "portable"; }
-  void begin_step() override { weights_ = model_.weights(compute_); }
+  void begin_step(std::optional<uint64_t> noise) override {
+    weights_ = model_.weights(compute_);
+    noise_ = noise;
+    losses_ = 0;
+  }
   at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens) override {
-    return model_.loss(weights_, inputs, targets, cu_seqlens, recompute_);
+    const Weights w = noise_ ? weights_.with_noise(mixed_seed(*noise_, losses_++)) : weights_;
+    return model_.loss(w, inputs, targets, cu_seqlens, recompute_);
   }
 
  private:
@@ -37,6 +42,8 @@ class PortableTraining final : public TrainEngine {
   std::optional<at::ScalarType> compute_;
   bool recompute_;
   Weights weights_;
+  std::optional<uint64_t> noise_;
+  uint64_t losses_ = 0;  // since begin_step()
 };
 
 }  // namespace

@@ -90,7 +90,7 @@ class BoundedMemory final : public QkvMixer {
 
 MixerFactory read_bounded_memory(ConfigReader& config, const BackboneShape& backbone) {
   Config c{QkvConfig::read(config, backbone, HeadShape::Shares{.heads = 4, .expand_k = 0.5, .expand_v = 1, .grouped = false}, false)};
-  c.slots = config.integer("num_slots", c.shape.K, 1, 1 << 20);
+  c.slots = config.integer_or_null("num_slots", c.slots, 1, 1 << 20).value_or(c.shape.K);
   c.rope = config.flag("use_rope", c.rope);
   if (c.rope && c.shape.K % 2 != 0) config.fail("expand_k", "heads of an even width: rotary positions turn pairs");
   // The state stores masses, not their logarithms: wider bounds would overflow.

@@ -50,6 +50,12 @@ std::optional<int64_t> ConfigReader::integer_or_null(const std::string& key, int
   return resolve(key, value->get<int64_t>());
 }
 
+std::optional<int64_t> ConfigReader::integer_or_null(const std::string& key, std::optional<int64_t> absent, int64_t least, int64_t most) {
+  const std::optional<int64_t> given = integer_or_null(key, least, most);
+  if (config_.contains(key) || !absent) return given;
+  return resolve(key, *absent);
+}
+
 int64_t ConfigReader::integer(const std::string& key, int64_t otherwise, int64_t least, int64_t most) {
   return resolve(key, integer_or_null(key, least, most).value_or(otherwise));
 }
@@ -60,7 +66,8 @@ double ConfigReader::number(const std::string& key, double otherwise, double lea
 
 std::pair<double, double> ConfigReader::range(const std::string& key, double low, double high) {
   const Json* value = find(key);
-  resolved_[key] = value == nullptr ? Json::array({low, high}) : *value;
+  const auto text = [](double x) { return std::isinf(x) ? Json({{"__float__", "Infinity"}}) : Json(x); };
+  resolved_[key] = value == nullptr ? Json::array({text(low), text(high)}) : *value;
   if (value == nullptr) return {low, high};
   const auto end = [&](const Json& x) {
     const auto word = x.is_object() ? x.find("__float__") : x.end();
@@ -79,6 +86,12 @@ std::optional<double> ConfigReader::number_or_null(const std::string& key, doubl
   const auto in_range = [&](double x) { return x >= least && x <= most; };
   if (!value->is_number() || !in_range(value->get<double>())) fail(key, "a number from " + plain(least) + " to " + plain(most));
   return resolve(key, value->get<double>());
+}
+
+std::optional<double> ConfigReader::number_or_null(const std::string& key, std::optional<double> absent, double least, double most) {
+  const std::optional<double> given = number_or_null(key, least, most);
+  if (config_.contains(key) || !absent) return given;
+  return resolve(key, *absent);
 }
 
 bool ConfigReader::flag(const std::string& key, bool otherwise) {
@@ -117,6 +130,12 @@ const Json* ConfigReader::object(const std::string& key) {
 void ConfigReader::only(const std::string& key, const Json& value) {
   const Json* found = find(key);
   if (found != nullptr && *found != value) fail(key, value.is_null() ? "null" : shortened(value));
+  resolved_[key] = value;
+}
+
+void ConfigReader::note(const std::string& key, const Json& value) {
+  known_.insert(key);
+  resolved_[key] = value;
 }
 
 void ConfigReader::bookkeeping(const std::vector<std::string>& keys) { known_.insert(keys.begin(), keys.end()); }

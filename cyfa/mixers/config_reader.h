@@ -35,6 +35,9 @@ class ConfigReader {
   std::optional<int64_t> integer_or_null(const std::string& key, int64_t least, int64_t most);
   double number(const std::string& key, double otherwise, double least, double most);
   std::optional<double> number_or_null(const std::string& key, double least, double most);
+  // The same for keys of which null has a meaning of its own: an absent key gives `absent`, null gives nullopt.
+  std::optional<int64_t> integer_or_null(const std::string& key, std::optional<int64_t> absent, int64_t least, int64_t most);
+  std::optional<double> number_or_null(const std::string& key, std::optional<double> absent, double least, double most);
   std::pair<double, double> range(const std::string& key, double low, double high);  // a list of two; infinity as {"__float__": "Infinity"}
   bool flag(const std::string& key, bool otherwise);
   std::string word(const std::string& key, const std::string& otherwise, const std::vector<std::string>& allowed);
@@ -43,6 +46,9 @@ class ConfigReader {
 
   // Declares a key of which only one value is supported. Absent and null are accepted as that value; any other throws ConfigError.
   void only(const std::string& key, const Json& value);
+
+  // Declares a key that the caller reads by itself, with its effective value.
+  void note(const std::string& key, const Json& value);
 
   // Declares keys that are accepted and have no effect.
   void bookkeeping(const std::vector<std::string>& keys);

@@ -58,11 +58,17 @@ class CyclicFlowMixer final : public QkvMixer {
     const at::Tensor energy = view(call.final_state())->energy;
     const at::Tensor spread = energy.sum(-1).square() / (energy.square().sum(-1).clamp_min(1e-300) * static_cast<double>(energy.size(-1)));
     const auto number = [](const at::Tensor& value) { return value.item<double>(); };
-    return {{"clock_mean", number(delta.mean())},      {"clock_spread", number(delta.std(false))},
-            {"clock_least", number(delta.min())},      {"clock_most", number(delta.max())},
-            {"alpha_least", number(alpha.min())},      {"alpha_mean", number(alpha.mean())},
-            {"alpha_most", number(alpha.max())},       {"beta_mean", number(beta.mean())},
-            {"slot_occupancy", number(spread.mean())}, {"read_entropy", read_entropy(y.in, call.final_state())}};
+    using Over = Figure::Over;
+    return {{"clock_mean", number(delta.mean())},
+            {"clock_spread", number(delta.std(false))},
+            {"clock_least", number(delta.min()), Over::kLeast},
+            {"clock_most", number(delta.max()), Over::kMost},
+            {"alpha_least", number(alpha.min()), Over::kLeast},
+            {"alpha_mean", number(alpha.mean())},
+            {"alpha_most", number(alpha.max()), Over::kMost},
+            {"beta_mean", number(beta.mean())},
+            {"slot_occupancy", number(spread.mean())},
+            {"read_entropy", read_entropy(y.in, call.final_state())}};
   }
 
   std::optional<MemoryView> view(const MixerState& state) const override {
@@ -93,7 +99,7 @@ class CyclicFlowMixer final : public QkvMixer {
     std::vector<Call::Projection> others = {s_.gate_first, Call::Projection::of_gate(s_.b_proj, s_.b_bias)};
     if (!c_.constant_clock) others.push_back(Call::Projection::of_gate(s_.d_proj, s_.d_bias, c_.clock_stop_gradient));
     if (c_.forget_gate) others.emplace_back(s_.a_proj);
-    Projected y{project(call, {c_.conv_silu, c_.conv_silu, c_.conv_silu}, others, Call::When::kOnUse), {}};
+    Projected y{project(call, c_.silu, others, Call::When::kOnUse), {}};
     y.in.q = split_heads(y.qkv.q, c_.shape.heads);
     y.in.k = split_heads(y.qkv.k, c_.shape.heads);
     y.in.v = split_heads(y.qkv.v, c_.shape.heads);
@@ -138,6 +144,25 @@ class CyclicFlowMixer final : public QkvMixer {
   CyclicFlowSpec s_;
 };
 
+// Reads a list of distinct streams: ["q", "k"]. None if the key is absent.
+std::array<bool, 3> read_streams(ConfigReader& config, const std::string& key) {
+  std::array<bool, 3> chosen = {};
+  const Json* list = config.list(key);
+  if (list == nullptr) {
+    config.note(key, Json::array());
+    return chosen;
+  }
+  const std::array<const char*, 3> names = {"q", "k", "v"};
+  for (const Json& name : *list) {
+    const auto found = std::find_if(names.begin(), names.end(), [&](const char* one) { return name == one; });
+    const auto i = static_cast<size_t>(found - names.begin());
+    if (i == names.size() || chosen[i])
+      config.fail(key, "a list of the streams that take SiLU, each of \"q\", \"k\" and \"v\" at most once");
+    chosen[i] = true;
+  }
+  return chosen;
+}
+
 }  // namespace
 
 double CyclicFlowSpec::output_eps() const {
@@ -167,8 +192,7 @@ MixerFactory read_cyclic_flow(ConfigReader& config, const BackboneShape& backbon
   CyclicFlowConfig c{QkvConfig::read(config, backbone, widths, true)};
   c.slots = config.integer("num_slots", c.slots, 2, 1 << 13);
   if (c.slots % 2 != 0) config.fail("num_slots", "an even number of stored slots (m + 1)");
-  c.conv_silu = config.word("conv_activation", "none", {"none", "silu"}) == "silu";
-  if (c.conv_silu && !c.conv.on) config.fail("conv_activation", "\"none\" where use_short_conv is false");
+  c.silu = read_streams(config, "silu_streams");
   c.qk_norm = config.flag("use_qk_norm", c.qk_norm);
   c.forget_gate = config.flag("use_forget_gate", c.forget_gate);
   const std::string clock = config.word("clock", "token", {"token", "constant", "fixed"});

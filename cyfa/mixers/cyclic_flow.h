@@ -9,12 +9,12 @@ namespace cyfa {
 
 // The mixer's config keys, including the paper's ablations. Defaults are those of the published models.
 struct CyclicFlowConfig : QkvConfig {
-  int64_t slots = 128;          // num_slots: M slots are stored, m = M - 1 are active
-  bool conv_silu = false;       // conv_activation: "none", or "silu" after the convolution
-  bool qk_norm = true;          // use_qk_norm
-  bool forget_gate = true;      // use_forget_gate: false fixes alpha = 1
-  bool constant_clock = false;  // clock: false for "token"; true for "constant" (one learned increment per head, sigmoid(b)) and "fixed"
-  double rho = 0;               // rho: tokens per slot of a "fixed" clock, whose increments are 1 / rho; 0 for the other clocks
+  int64_t slots = 128;            // num_slots: M slots are stored, m = M - 1 are active
+  std::array<bool, 3> silu = {};  // silu_streams: which of q, k and v take SiLU after the convolution
+  bool qk_norm = true;            // use_qk_norm
+  bool forget_gate = true;        // use_forget_gate: false fixes alpha = 1
+  bool constant_clock = false;    // clock: false for "token"; true for "constant" (one learned increment per head, sigmoid(b)) and "fixed"
+  double rho = 0;                 // rho: tokens per slot of a "fixed" clock, whose increments are 1 / rho; 0 for the other clocks
   bool clock_stop_gradient = true;  // clock_stop_gradient: no gradient flows from the clock to the mixer's input
   bool learned_readout = true;      // readout: "learned", or "identity" for R = I
 };

@@ -49,7 +49,7 @@ class GatedSlotAttention final : public QkvMixer {
 MixerFactory read_gated_slot_attention(ConfigReader& config, const BackboneShape& backbone) {
   Config c{QkvConfig::read(config, backbone, HeadShape::Shares{.heads = 4, .expand_k = 1, .expand_v = 1}, false)};
   if (c.shape.heads * c.shape.V != backbone.hidden_size) config.fail("expand_v", "1: the origin's output norm is as wide as the model");
-  c.slots = config.integer("num_slots", c.shape.K, 1, 1 << 20);
+  c.slots = config.integer_or_null("num_slots", c.slots, 1, 1 << 20).value_or(c.shape.K);
   c.feature_map = config.word("feature_map", "swish", {"swish", "relu"});
   c.normalizer = config.number("gate_logit_normalizer", c.normalizer, 1e-3, 1e6);
   config.only("use_output_gate", false);

@@ -9,7 +9,6 @@
 
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace cyfa {
@@ -40,8 +39,14 @@ struct MemoryView {
   at::Tensor energy;  // [N, H, m]: squared norm of each slot's value, newest slot first
 };
 
-// Named metrics.
-using Figures = std::vector<std::pair<std::string, double>>;
+// A named metric over tokens, heads and sequences, and how the metrics of several layers combine.
+struct Figure {
+  enum class Over { kMean, kLeast, kMost };
+  std::string name;
+  double value = 0;
+  Over over = Over::kMean;
+};
+using Figures = std::vector<Figure>;
 
 // Base class of all mixers.
 class Mixer {

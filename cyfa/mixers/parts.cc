@@ -81,6 +81,13 @@ at::Tensor l2_norm(const at::Tensor& x) {
   return ops::rms_norm(x, weight, kEps / width);
 }
 
+at::Tensor gumbel_noise(const at::Tensor& like, uint64_t seed) {
+  const at::NoGradGuard no_grad;
+  at::Generator generator = at::globalContext().defaultGenerator(like.device()).clone();
+  generator.set_current_seed(seed);
+  return at::empty_like(like, at::MemoryFormat::Contiguous).exponential_(1, generator).log_().neg_();
+}
+
 std::string read_feature_map(ConfigReader& config, const std::string& otherwise) {
   return config.word("feature_map", otherwise, {"identity", "swish", "silu", "relu", "elu"});
 }
@@ -102,10 +109,9 @@ int64_t head_width(ConfigReader& config, const char* key, double otherwise, int6
   return std::lround(width);
 }
 
-int64_t read_groups(ConfigReader& config, const char* key, int64_t heads) { return read_groups(config, key, heads, heads); }
-
-int64_t read_groups(ConfigReader& config, const char* key, int64_t heads, int64_t otherwise) {
-  const int64_t groups = config.integer(key, otherwise, 1, heads);
+int64_t read_groups(ConfigReader& config, const char* key, int64_t heads, std::optional<int64_t> absent) {
+  const int64_t groups = config.integer_or_null(key, absent, 1, heads).value_or(heads);
+  config.note(key, groups);
   if (heads % groups != 0) config.fail(key, "a divisor of the heads, of which there are " + std::to_string(heads));
   return groups;
 }
@@ -154,10 +160,7 @@ MambaConfig MambaConfig::read(ConfigReader& config, const BackboneShape& backbon
   return c;
 }
 
-Init MambaConfig::output_init() const {
-  const auto depth = static_cast<double>(backbone.layers), width = static_cast<double>(inner());
-  return rescale ? Init::uniform(1 / std::sqrt(width * depth)) : Init::normal(backbone.initializer_range);
-}
+Init MambaConfig::output_init() const { return rescale ? backbone.rescaled(inner()) : Init::normal(backbone.initializer_range); }
 
 QkvConfig QkvConfig::read(ConfigReader& config, const BackboneShape& backbone, const HeadShape::Shares& otherwise, bool conv) {
   return {backbone, HeadShape::of_model_width(config, backbone, otherwise), ShortConvConfig::read(config, conv)};

@@ -35,15 +35,18 @@ at::Tensor exact_gelu(const at::Tensor& x);                             // GELU 
 at::Tensor tanh_gate(const at::Tensor& x);                              // tanh(x), in fp32 or better
 at::Tensor l2_norm(const at::Tensor& x);                                // x / sqrt(sum(x^2) + 1e-6) over the last dimension
 
+// Gumbel(0, 1) noise of the shape, type and device of `like`; equal seeds give equal bits on the same kind of device.
+at::Tensor gumbel_noise(const at::Tensor& like, uint64_t seed);
+
 // Reads the key feature_map; feature_map() applies the named function to q or k.
 std::string read_feature_map(ConfigReader& config, const std::string& otherwise);
 at::Tensor feature_map(const std::string& name, const at::Tensor& x);
 
 // The width of one head: hidden_size * factor / heads, where `key` holds the factor. Throws ConfigError if that is not an integer.
 int64_t head_width(ConfigReader& config, const char* key, double otherwise, int64_t hidden_size, int64_t heads);
-// The number of groups that share keys and values among `heads` heads. It must divide `heads`; the default is `heads`.
-int64_t read_groups(ConfigReader& config, const char* key, int64_t heads);
-int64_t read_groups(ConfigReader& config, const char* key, int64_t heads, int64_t otherwise);
+// The number of groups that share keys and values among `heads` heads, which it must divide: `absent` if the key is absent, `heads` if
+// there is no such default or the key is null.
+int64_t read_groups(ConfigReader& config, const char* key, int64_t heads, std::optional<int64_t> absent = std::nullopt);
 
 // Number and widths of a mixer's heads.
 struct HeadShape {
@@ -79,9 +82,7 @@ struct MambaConfig {
 
   static MambaConfig read(ConfigReader& config, const BackboneShape& backbone);
   int64_t inner() const { return heads * P; }
-  // Initialisation of the output projection: with rescale_prenorm_residual, uniform with bound 1 / sqrt(width * layers), as in the original
-  // implementation.
-  Init output_init() const;
+  Init output_init() const;  // of the output projection: BackboneShape::rescaled() with rescale_prenorm_residual
 };
 // The name of the output norm in flash-linear-attention checkpoints. It depends on whether the norm is fused with a gate (fuse_norm).
 std::string output_norm_name(ConfigReader& config, bool gated);

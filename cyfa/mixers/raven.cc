@@ -15,6 +15,7 @@ struct Config : QkvConfig {
   double rope_theta = 10000;
   bool output_gate = false;
   double normalizer = 8;
+  bool noise = true;  // add_gumbel_noise: training adds Gumbel noise to the router's logits
 };
 
 class Raven final : public QkvMixer {
@@ -72,7 +73,7 @@ class Raven final : public QkvMixer {
     const at::Tensor decay = c_.scalar_decay ? ops::decay_gate(y[decay_], call[dt_bias_], call[A_log_]).unsqueeze(-1)
                                              : log_sigmoid_gate(split_heads(y[decay_], G)) / c_.normalizer;
     const at::Tensor route = c_.mlp_router ? call.linear(exact_gelu(y[router_hidden_]), router_) : y[router_];
-    const at::Tensor log_alpha = repeat_heads(decay * routed(split_heads(route, G)), each);
+    const at::Tensor log_alpha = repeat_heads(decay * routed(call, split_heads(route, G)), each);
     const at::Tensor o = ops::silu(
         memory_.read(call, q, repeat_heads(k, each), repeat_heads(split_heads(y.v, G), each), one_minus_exp(log_alpha), log_alpha, 1));
     if (c_.output_gate) return call.linear(join_heads(gated_norm(o, call[o_norm_], eps, split_heads(y[gate_], H), false)), o_proj_);
@@ -85,8 +86,9 @@ class Raven final : public QkvMixer {
 
  private:
   // Routing weights of the top-k slots, 0 for the others: [.., G, M].
-  at::Tensor routed(const at::Tensor& router) const {
-    const at::Tensor wide = router.to(at::promote_types(router.scalar_type(), at::kFloat));
+  at::Tensor routed(const Call& call, const at::Tensor& router) const {
+    at::Tensor wide = router.to(at::promote_types(router.scalar_type(), at::kFloat));
+    if (const std::optional<uint64_t> seed = call.weights().noise(); seed && c_.noise) wide = wide + gumbel_noise(wide, *seed);
     const at::Tensor scores = c_.sigmoid_router ? ops::sigmoid_gate(wide) : at::softmax(wide, -1);
     const at::Tensor chosen = std::get<1>(scores.topk(c_.topk, -1));
     at::Tensor share = scores.gather(-1, chosen);
@@ -105,8 +107,11 @@ class Raven final : public QkvMixer {
 
 MixerFactory read_raven(ConfigReader& config, const BackboneShape& backbone) {
   Config c{{backbone, HeadShape::of_model_width(config, backbone, {.heads = 4, .expand_k = 1, .expand_v = 1}), {}}};
-  c.slots = config.integer("num_slots", c.slots, 1, 1 << 20);
-  c.topk = config.integer("topk", c.topk, 1, c.slots);
+  const std::optional<int64_t> slots = config.integer_or_null("num_slots", c.slots, 1, 1 << 20);
+  c.slots = slots.value_or(c.shape.K);
+  c.topk = config.integer("topk", c.topk, 1, 1 << 20);
+  if (!slots) c.topk = std::min(c.topk, c.slots);
+  if (c.topk > c.slots) config.fail("topk", "at most num_slots = " + std::to_string(c.slots));
   c.feature_map = config.word("feature_map", "swish", {"swish", "relu"});
   c.scalar_decay = config.word("decay_type", "Mamba2", {"Mamba2", "GLA"}) == "Mamba2";
   c.mlp_router = config.word("router_type", "lin", {"lin", "mlp"}) == "mlp";
@@ -117,7 +122,7 @@ MixerFactory read_raven(ConfigReader& config, const BackboneShape& backbone) {
   c.output_gate = config.flag("use_output_gate", c.output_gate);
   c.normalizer = config.number("gate_logit_normalizer", c.normalizer, 1e-3, 1e6);
   config.only("bias_rmm", false);
-  config.only("add_gumbel_noise", false);  // router noise in training
+  c.noise = config.flag("add_gumbel_noise", c.noise);
   fla_bookkeeping(config);
   return factory_of<Raven>(c);
 }

@@ -1,5 +1,7 @@
 #include "cyfa/mixers/registry.h"
 
+#include <cmath>
+
 #include "cyfa/mixers/blurry_window.h"
 #include "cyfa/mixers/bounded_memory.h"
 #include "cyfa/mixers/cyclic_flow.h"
@@ -19,7 +21,26 @@ namespace cyfa {
 
 namespace {
 
-BackboneLayout transformers_layout() {
+// The layouts of flash-linear-attention's models, and where their defaults differ.
+BackboneLayout retnet_layout() {
+  BackboneLayout layout;
+  layout.hidden_ratio = 2;
+  return layout;
+}
+
+BackboneLayout gated_deltanet_layout() {
+  BackboneLayout layout;
+  layout.num_hidden_layers = 21;
+  return layout;
+}
+
+BackboneLayout cyclic_flow_layout() {
+  BackboneLayout layout;
+  layout.pad_token_id = 2;
+  return layout;
+}
+
+BackboneLayout transformers_layout(int64_t intermediate_size, int64_t max_position_embeddings) {
   BackboneLayout layout;
   layout.embeddings = "embed_tokens";
   layout.mixer = "self_attn";
@@ -27,6 +48,12 @@ BackboneLayout transformers_layout() {
   layout.mlp_norm = "post_attention_layernorm";
   layout.norm_eps_key = "rms_norm_eps";
   layout.mlp_width = BackboneLayout::Mlp::kGiven;
+  layout.zeroes_padding = true;
+  layout.hidden_act = "silu";
+  layout.hidden_size = 4096;
+  layout.num_hidden_layers = 32;
+  layout.intermediate_size = intermediate_size;
+  layout.max_position_embeddings = max_position_embeddings;
   return layout;
 }
 
@@ -40,6 +67,10 @@ BackboneLayout mamba_layout() {
   layout.mlp_width_key = "mlp_intermediate_size";
   layout.mlp_width = BackboneLayout::Mlp::kOptional;
   layout.trains_padding = true;
+  layout.rescales_residual = true;
+  layout.hidden_act = "silu";
+  layout.num_hidden_layers = 48;
+  layout.pad_token_id = 0;
   return layout;
 }
 
@@ -51,20 +82,20 @@ std::deque<MixerKind>& all_kinds() {
   static std::deque<MixerKind> kinds = {
       {"cyclic_flow_attention",
        "CyclicFlowAttentionForCausalLM",
-       {},
+       cyclic_flow_layout(),
        read_cyclic_flow,
        {"Cyclic Flow Attention (CyFA)",
         "K_t = alpha_t P(delta_t) K_{t-1} + beta_t e_0 k_t^T, V_t alike; o_t = (R V_t)^T softmax(R K_t q_t)", "H M (K + V)",
         "Low, two passes", "the paper, section 3", "Chyxx/CyclicFlowAttention"}},
       {"llama",
        "LlamaForCausalLM",
-       transformers_layout(),
+       transformers_layout(11008, 2048),
        read_llama_attention,
        {"Transformer: softmax attention over all tokens before", "o_t = sum_i softmax_i(q_t k_i) v_i", "2 G D a token (grows)",
         "Quadratic in T", "Vaswani et al. 2017; Touvron et al. 2023", kTransformers}},
       {"mistral",
        "MistralForCausalLM",
-       transformers_layout(),
+       transformers_layout(14336, 131072),
        read_mistral_attention,
        {"SWA: softmax attention over the last m tokens", "K_t = Z K_{t-1} + e_0 k_t^T, V_t alike; o_t = V_t^T softmax(K_t q_t)",
         "m G (K + V)", "m a token", "Beltagy et al. 2020; Jiang et al. 2023", kTransformers}},
@@ -75,7 +106,7 @@ std::deque<MixerKind>& all_kinds() {
        {"LA: linear attention", "S_t = S_{t-1} + k_t v_t^T; o_t = S_t^T q_t", "H K V", "Low", "Katharopoulos et al. 2020", kFla}},
       {"retnet",
        "RetNetForCausalLM",
-       {},
+       retnet_layout(),
        read_retention,
        {"RetNet: a fixed decay for each head", "S_t = gamma S_{t-1} + k_t v_t^T; o_t = S_t^T q_t", "H K V", "Low", "Sun et al. 2023",
         kFla}},
@@ -106,7 +137,7 @@ std::deque<MixerKind>& all_kinds() {
         "Mid, two passes", "Afzal et al. 2026", kFla}},
       {"blurry_window_attention",
        "BlurryWindowAttentionForCausalLM",
-       {},
+       cyclic_flow_layout(),
        read_blurry_window,
        {"BLA: slots of a fixed-rate Dirichlet window",
         "K_t = Diag(1 - phi_t) K_{t-1} + phi_t k_t^T, V_t alike, phi_t = P(t / rho) e_0; o_t = V_t^T softmax(K_t q_t)", "H M (K + V)",
@@ -132,7 +163,7 @@ std::deque<MixerKind>& all_kinds() {
         "Schlag et al. 2021; Yang et al. 2024", kFla}},
       {"gated_deltanet",
        "GatedDeltaNetForCausalLM",
-       {},
+       gated_deltanet_layout(),
        read_gated_delta_net,
        {"GDN: the delta rule with a scalar gate", "S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T; o_t = S_t^T q_t",
         "H K V", "Mid", "Yang et al. 2024", kFla}},
@@ -147,6 +178,8 @@ std::deque<MixerKind>& all_kinds() {
 }
 
 }  // namespace
+
+Init BackboneShape::rescaled(int64_t width) const { return Init::uniform(1 / std::sqrt(static_cast<double>(width * residuals * layers))); }
 
 const std::deque<MixerKind>& mixer_kinds() { return all_kinds(); }
 

@@ -57,12 +57,13 @@ class SoftmaxAttention final : public Mixer {
   size_t cache_ = 0, tokens_ = 0;
 };
 
-Config read_config(ConfigReader& config, const BackboneShape& backbone) {
+// `groups` is num_key_value_heads where it is absent; nullopt for as many as there are heads.
+Config read_config(ConfigReader& config, const BackboneShape& backbone, std::optional<int64_t> groups) {
   constexpr int64_t kMost = 1 << 20;
   Config c;
   c.backbone = backbone;
   c.heads = config.integer("num_attention_heads", c.heads, 1, kMost);
-  c.groups = read_groups(config, "num_key_value_heads", c.heads);
+  c.groups = read_groups(config, "num_key_value_heads", c.heads, groups);
   c.width = config.integer("head_dim", backbone.hidden_size / c.heads, 1, kMost);
   if (c.width % 2 != 0) config.fail("head_dim", "an even width: rotary positions turn pairs");
   // The rotary base is a top-level key in older configs and a member of rope_parameters in newer ones.
@@ -85,7 +86,7 @@ constexpr int64_t kMostWindow = int64_t{1} << 30;
 }  // namespace
 
 MixerFactory read_llama_attention(ConfigReader& config, const BackboneShape& backbone) {
-  const Config c = read_config(config, backbone);
+  const Config c = read_config(config, backbone, std::nullopt);
   config.only("attention_bias", false);
   config.only("mlp_bias", false);
   config.bookkeeping({"pretraining_tp"});
@@ -93,8 +94,15 @@ MixerFactory read_llama_attention(ConfigReader& config, const BackboneShape& bac
 }
 
 MixerFactory read_mistral_attention(ConfigReader& config, const BackboneShape& backbone) {
-  Config c = read_config(config, backbone);
-  c.window = config.integer("sliding_window", c.window, 1, kMostWindow);
+  Config c = read_config(config, backbone, 8);
+  c.window = config.integer_or_null("sliding_window", 4096, 1, kMostWindow).value_or(0);
+  return factory(c);
+}
+
+MixerFactory read_sliding_attention(ConfigReader& config, const BackboneShape& backbone) {
+  Config c = read_config(config, backbone, std::nullopt);
+  c.window = config.integer("sliding_window", 0, 1, kMostWindow);
+  if (c.window == 0) config.fail("sliding_window", "the tokens that a token sees");
   return factory(c);
 }
 

@@ -10,6 +10,8 @@ namespace cyfa {
 // Read the keys of a LLaMA and of a Mistral config; throw ConfigError for an invalid value.
 MixerFactory read_llama_attention(ConfigReader& config, const BackboneShape& backbone);
 MixerFactory read_mistral_attention(ConfigReader& config, const BackboneShape& backbone);
+// The same for the layer type sliding_attention: LLaMA's keys and a sliding_window, which must be given.
+MixerFactory read_sliding_attention(ConfigReader& config, const BackboneShape& backbone);
 // The same for the keys of flash-linear-attention's `attn` object: num_heads, num_kv_heads, qkv_bias, window_size, rope_theta.
 MixerFactory read_attn_object(ConfigReader& config, const BackboneShape& backbone);
 

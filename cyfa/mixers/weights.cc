@@ -14,7 +14,14 @@ Weights Weights::slice(ParameterId first, size_t count) const {
   Weights part = *this;
   part.first_ += first;
   part.count_ = count;
+  if (noise_) part.noise_ = mixed_seed(*noise_, first);
   return part;
+}
+
+Weights Weights::with_noise(uint64_t seed) const {
+  Weights noisy = *this;
+  noisy.noise_ = seed;
+  return noisy;
 }
 
 at::Tensor Weights::once(ParameterId id, const std::function<at::Tensor(const at::Tensor&)>& make) const {
@@ -25,6 +32,14 @@ at::Tensor Weights::once(ParameterId id, const std::function<at::Tensor(const at
     derived = make((*this)[id]);
   }
   return derived;
+}
+
+// SplitMix64 (Steele, Lea and Flood 2014) applied to the pair.
+uint64_t mixed_seed(uint64_t seed, uint64_t number) {
+  uint64_t x = seed + 0x9e3779b97f4a7c15ULL * (number + 1);
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
 }
 
 }  // namespace cyfa

@@ -1,4 +1,4 @@
-// The tensors of a ParameterTable, in the types used for computation.
+// The tensors of a ParameterTable, in the types used for computation, and the seed of a training pass.
 #pragma once
 
 #include <torch/types.h>
@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "cyfa/mixers/parameters.h"
@@ -24,6 +25,11 @@ class Weights {
   // `count` weights from `first` on, renumbered from 0: a layer's weights out of a model's.
   Weights slice(ParameterId first, size_t count) const;
 
+  // The seed of the random numbers that mixers draw in a training pass; a pass without one draws none. Slices that start at different
+  // weights have different seeds, so that layers draw different numbers.
+  Weights with_noise(uint64_t seed) const;
+  std::optional<uint64_t> noise() const { return noise_; }
+
   // Returns make(weight id). The result is computed once and cached for all copies and slices, one tensor per weight. For tensors that
   // decoding derives from the weights alone, such as a readout table. Not differentiable.
   at::Tensor once(ParameterId id, const std::function<at::Tensor(const at::Tensor&)>& make) const;
@@ -37,6 +43,10 @@ class Weights {
 
   std::shared_ptr<Shared> shared_;
   size_t first_ = 0, count_ = 0;
+  std::optional<uint64_t> noise_;
 };
+
+// A seed that depends on both numbers; seeds of neighbouring numbers are unrelated.
+uint64_t mixed_seed(uint64_t seed, uint64_t number);
 
 }  // namespace cyfa

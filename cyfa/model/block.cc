@@ -15,7 +15,7 @@ Block::Block(const BlockConfig& config) : has_mlp_(config.intermediate_size > 0)
   const ParameterScope mlp = scope.sub(config.names.mlp);
   ids_.gate = mlp.matrix("gate_proj.weight", {F, D}, normal);
   ids_.up = mlp.matrix("up_proj.weight", {F, D}, normal);
-  ids_.down = mlp.matrix("down_proj.weight", {D, F}, normal);
+  ids_.down = mlp.matrix("down_proj.weight", {D, F}, config.shape.rescales_residual ? config.shape.rescaled(F) : normal);
 }
 
 MixerState Block::initial_state(int64_t sequences, at::Device device) const {

@@ -45,6 +45,10 @@ void CausalLM::initialise(uint64_t seed, at::ScalarType dtype, at::Device device
     parameters_[id] = at::empty(spec.shape, at::TensorOptions(dtype).device(device));
     cyfa::initialise(spec.init, parameters_[id], generator);
   }
+  if (config_.kind->layout.zeroes_padding && config_.pad) {
+    const at::NoGradGuard no_grad;
+    parameters_[embeddings_][*config_.pad].zero_();
+  }
 }
 
 Weights CausalLM::weights(std::optional<at::ScalarType> compute) const {
@@ -182,21 +186,30 @@ at::Tensor CausalLM::next_token_loss(const Weights& w, const at::Tensor& ids) co
 
 Figures CausalLM::health(const Weights& w, const at::Tensor& ids) const {
   const at::NoGradGuard no_grad;
-  Figures mean;
-  std::map<std::string, std::pair<double, double>> sums;  // sum and count of each metric
+  Figures all;
+  std::map<std::string, std::pair<size_t, double>> places;  // of a metric: its index in `all`, and how many layers have it
   at::Tensor x = embed(w, ids);
   for (const Layer& layer : layers_) {
     const Weights own = layer.weights(w);
-    for (const auto& [name, value] : layer.block->health(own, x)) {
-      if (!sums.contains(name)) mean.emplace_back(name, 0.0);
-      sums[name].first += value;
-      sums[name].second += 1;
+    for (const Figure& figure : layer.block->health(own, x)) {
+      const auto [found, is_new] = places.try_emplace(figure.name, all.size(), 1.0);
+      if (is_new) {
+        all.push_back(figure);
+        continue;
+      }
+      double& value = all[found->second.first].value;
+      double& layers = found->second.second;
+      layers += 1;
+      switch (figure.over) {
+        case Figure::Over::kMean: value += (figure.value - value) / layers; break;
+        case Figure::Over::kLeast: value = std::min(value, figure.value); break;
+        case Figure::Over::kMost: value = std::max(value, figure.value); break;
+      }
     }
     MixerState after;
     x = layer.block->forward(own, x, std::nullopt, nullptr, &after);
   }
-  for (auto& [name, value] : mean) value = sums[name].first / sums[name].second;
-  return mean;
+  return all;
 }
 
 int64_t CausalLM::memory_scalars(size_t layer) const {

@@ -87,7 +87,8 @@ class CausalLM {
   // Mean cross-entropy of next-token prediction over ids [B, T], T >= 2.
   at::Tensor next_token_loss(const Weights& w, const at::Tensor& ids) const;
 
-  // Mixer::health() on ids [B, T], averaged over the layers that have each metric.
+  // Mixer::health() on ids [B, T]: each metric over all layers that have it, which is the mean of the layers' means, the least of their
+  // minima and the most of their maxima.
   Figures health(const Weights& w, const at::Tensor& ids) const;
 
   // Mixer::view() of a layer's state.

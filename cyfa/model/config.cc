@@ -20,16 +20,22 @@ constexpr size_t kMostNamed = 10;       // unknown keys that an error names
 constexpr double kMostState = 1 << 28;  // numbers in the state of a sequence, or kStateShare times the parameters
 constexpr double kStateShare = 4;
 
+constexpr double kRatioOfNull = 4;  // hidden_ratio, where it is null
+
 // int(hidden * ratio * 2 / 3), rounded up to a multiple of 256.
 int64_t default_intermediate(int64_t hidden, double ratio) {
   const auto exact = static_cast<int64_t>(static_cast<double>(hidden) * ratio * 2 / 3);
   return (exact + 255) / 256 * 256;
 }
 
-std::vector<int64_t> token_list(const Json& json, const char* key, ConfigReader& reader, int64_t most) {
-  reader.bookkeeping({key});
+// Tokens of an absent key, as in every original implementation; a small vocabulary may not have them.
+constexpr int64_t kDefaultBos = 1, kDefaultEos = 2;
+
+std::vector<int64_t> token_list(const Json& json, const char* key, ConfigReader& reader, int64_t most, int64_t absent) {
   const auto found = json.find(key);
   std::vector<int64_t> ids;
+  if (found == json.end() && absent <= most) ids.push_back(absent);
+  reader.note(key, found == json.end() ? (ids.empty() ? Json() : Json(absent)) : *found);
   if (found == json.end() || found->is_null()) return ids;
   const Json list = found->is_array() ? *found : Json::array({*found});
   for (const Json& id : list) {
@@ -150,8 +156,6 @@ class LayerPlan {
         const bool own_keys = !has_keys && (c_.kind->model_type == "llama" || c_.kind->model_type == "mistral");
         ConfigReader inner(has_keys ? (*configs)[name] : own_keys ? c_.json : none, own_keys ? "" : "layer_configs." + name + ".");
         const MixerFactory mixer = reader_of(name)(inner, c_.backbone);
-        if (name == "sliding_attention" && inner.resolved()["sliding_window"] == 0)
-          inner.fail("sliding_window", "the tokens that a token sees");
         if (has_keys) inner.refuse_unknown();
         if (own_keys) reader.bookkeeping({inner.known().begin(), inner.known().end()});
         place = add(name, mixer);
@@ -176,7 +180,7 @@ class LayerPlan {
   }
   static MixerFactory (*reader_of(const std::string& name))(ConfigReader&, const BackboneShape&) {
     if (name == "full_attention") return read_llama_attention;
-    if (name == "sliding_attention") return read_mistral_attention;
+    if (name == "sliding_attention") return read_sliding_attention;
     return mixer_kind(name).read;
   }
 
@@ -195,25 +199,34 @@ ModelConfig ModelConfig::parse(const Json& json) {
   if (type == json.end() || !type->is_string())
     reader.fail("model_type", "the name of an architecture, such as " + mixer_kinds().front().model_type);
   c.kind = &mixer_kind(type->get<std::string>());
-  c.backbone.hidden_size = reader.integer("hidden_size", 2048, 1, kMost);
-  c.backbone.layers = reader.integer("num_hidden_layers", 24, 1, kMostLayers);
   const BackboneLayout& layout = c.kind->layout;
+  c.backbone.hidden_size = reader.integer("hidden_size", layout.hidden_size, 1, kMost);
+  c.backbone.layers = reader.integer("num_hidden_layers", layout.num_hidden_layers, 1, kMostLayers);
   c.backbone.norm_eps = reader.number(layout.norm_eps_key, layout.norm_eps, 0, 1);
   c.backbone.initializer_range = reader.number("initializer_range", 0.02, 0, 100);
   c.vocab_size = reader.integer("vocab_size", 32000, 1, kMost);
-  const std::optional<int64_t> width = reader.integer_or_null(layout.mlp_width_key, 1, kMost);
+  const bool given = layout.mlp_width == BackboneLayout::Mlp::kGiven;
+  const std::optional<int64_t> absent = given ? std::optional(layout.intermediate_size) : std::nullopt;
+  const std::optional<int64_t> width = reader.integer_or_null(layout.mlp_width_key, absent, 1, kMost);
   if (layout.mlp_width == BackboneLayout::Mlp::kByRatio) {
-    c.intermediate_size = width.value_or(default_intermediate(c.backbone.hidden_size, reader.number("hidden_ratio", 4, 0, 1024)));
+    const double ratio = reader.number_or_null("hidden_ratio", layout.hidden_ratio, 0, 1024).value_or(kRatioOfNull);
+    c.intermediate_size = width.value_or(default_intermediate(c.backbone.hidden_size, ratio));
   } else {
-    if (!width && layout.mlp_width == BackboneLayout::Mlp::kGiven) reader.fail(layout.mlp_width_key, "the width of the MLP");
+    if (!width && given) reader.fail(layout.mlp_width_key, "the width of the MLP");
     c.intermediate_size = width.value_or(0);
   }
-  reader.word("hidden_act", "swish", {"swish", "silu"});
+  c.backbone.residuals = c.intermediate_size > 0 ? 2 : 1;
+  c.backbone.rescales_residual = layout.rescales_residual && reader.flag("rescale_prenorm_residual", true);
+  reader.word("hidden_act", layout.hidden_act, {"swish", "silu"});
   c.tied_head = reader.flag("tie_word_embeddings", false);
-  c.backbone.context = reader.integer("max_position_embeddings", 2048, 1, int64_t{1} << 40);
-  c.bos = reader.integer_or_null("bos_token_id", 0, c.vocab_size - 1);
-  c.pad = reader.integer_or_null("pad_token_id", 0, c.vocab_size - 1);
-  c.eos = token_list(json, "eos_token_id", reader, c.vocab_size - 1);
+  c.backbone.context = reader.integer("max_position_embeddings", layout.max_position_embeddings, 1, int64_t{1} << 40);
+  const int64_t last = c.vocab_size - 1;
+  const auto token = [&](const char* key, std::optional<int64_t> otherwise) {
+    return reader.integer_or_null(key, otherwise && *otherwise <= last ? otherwise : std::nullopt, 0, last);
+  };
+  c.bos = token("bos_token_id", kDefaultBos);
+  c.pad = token("pad_token_id", layout.pad_token_id);
+  c.eos = token_list(json, "eos_token_id", reader, last, kDefaultEos);
   LayerPlan plan(c, c.kind->read(reader, c.backbone));
   const auto attn = json.find("attn");
   reader.bookkeeping({"attn"});

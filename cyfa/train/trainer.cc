@@ -72,7 +72,7 @@ TrainBatch Trainer::part_of_step(int64_t part) const {
 
 double Trainer::one_step(double* norm) {
   at::Tensor losses;  // sum over the micro-batches, read back once after the last
-  engine_->begin_step();
+  engine_->begin_step(mixed_seed(recipe_.seed, static_cast<uint64_t>(step_)));
   for (int64_t part = 0; part < recipe_.accumulate; ++part) {
     try {
       const TrainBatch batch = part_of_step(part);
@@ -151,7 +151,7 @@ int64_t Trainer::run() {
     if (health) {
       Json figures = Json::object();
       const at::NoGradGuard no_grad;
-      for (const auto& [name, value] : model_.health(model_.weights(compute()), train_(0).inputs.narrow(0, 0, 1))) figures[name] = value;
+      for (const Figure& f : model_.health(model_.weights(compute()), train_(0).inputs.narrow(0, 0, 1))) figures[f.name] = f.value;
       row["memory"] = figures;
     }
     if (on_step) on_step(row);

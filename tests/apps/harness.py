@@ -12,13 +12,26 @@ if len(sys.argv) < 2:
     sys.exit(f"usage: {sys.argv[0]} PROGRAM [unittest arguments]")
 PROGRAM = str(pathlib.Path(sys.argv.pop(1)).resolve())
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+from shared_folder import shared_folder  # noqa: E402: found by the line above
+
 VECTORS = sorted((ROOT / "tests/vectors").glob("*.safetensors"))
 MODELS = sorted(path.parent for path in (ROOT / "tests/vectors").glob("model_*/config.json"))
-BASELINES = sorted(path.parent for folder in (ROOT / "tests/vectors", ROOT.parent / "shared/golden/baselines")
-                   for path in folder.glob("*/config.json") if path.parent not in MODELS)
-GOLDEN_MODELS = sorted(path.parent for path in (ROOT.parent / "shared/golden").glob("model_*/config.json"))
-GOLDEN = sorted((ROOT.parent / "shared/golden").glob("op_*.safetensors"))
+BASELINES = sorted(path.parent for path in (ROOT / "tests/vectors").glob("*/config.json") if path.parent not in MODELS)
+# Larger vectors, outside this repository.
+SHARED_BASELINES = sorted(path.parent for path in (shared_folder() / "golden/baselines").glob("*/config.json"))
+SHARED_MODELS = sorted(path.parent for path in (shared_folder() / "golden").glob("model_*/config.json"))
+SHARED_VECTORS = sorted((shared_folder() / "golden").glob("op_*.safetensors"))
 TINY = ["--T", "70", "--H", "2", "--K", "16", "--V", "8", "--M", "16", "--repeats", "2"]
+
+
+def needs_shared(found, what):
+    """Skips a test if the files that it `found` are none, and says how much is not checked in a line that scripts/test.sh repeats."""
+    reason = f"{what}: no shared/golden; set CYFA_SHARED"
+    if not found:
+        print(f"SKIPPED: {reason}", flush=True)
+    return unittest.skipUnless(found, reason)
 
 
 def run(*arguments, timeout=300):

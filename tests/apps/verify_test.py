@@ -6,7 +6,7 @@ import random
 import struct
 import unittest
 
-from harness import GOLDEN, VECTORS, CliTest, run, Vectors
+from harness import SHARED_VECTORS, VECTORS, CliTest, needs_shared, run, Vectors
 
 
 class Verify(CliTest):
@@ -27,10 +27,10 @@ class Verify(CliTest):
         self.assertIn("PASS", text.stdout)
         self.assertNotIn("FAIL", text.stdout)
 
-    @unittest.skipUnless(GOLDEN, "no folder ../shared/golden")
+    @needs_shared(SHARED_VECTORS, "3 vectors of the authors")
     def test_authors_vectors_pass(self):
-        self.check(run("verify", "op", *GOLDEN), 0)
-        self.check(run("verify", "op", *GOLDEN, "--dtype", "bf16"), 0)
+        self.check(run("verify", "op", *SHARED_VECTORS), 0)
+        self.check(run("verify", "op", *SHARED_VECTORS, "--dtype", "bf16"), 0)
 
     def test_one_wrong_element_in_any_tensor_fails(self):
         names = Vectors(VECTORS[0]).tensors

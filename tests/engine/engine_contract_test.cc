@@ -145,7 +145,7 @@ TEST_P(EngineContract, TrainingIsThePlainModels) {
         for (at::Tensor& p : m.parameters()) p.mutable_grad().reset();
         const auto engine = prepare_training(m, {compute, name, recompute});
         EXPECT_EQ(engine->name(), name);
-        engine->begin_step();
+        engine->begin_step(std::nullopt);
         const at::Tensor loss = engine->loss(ids.narrow(1, 0, 60).to(test_device()), targets.to(test_device()), borders);
         loss.backward();
         const double error = std::abs(loss.item<double>() - want.item<double>()) / want.item<double>();

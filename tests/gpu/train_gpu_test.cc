@@ -53,7 +53,7 @@ struct Step {
 // Loss and gradients of a step with two micro-batches.
 Step run(CausalLM& m, const std::string& name, std::optional<at::ScalarType> compute, bool packed_sequences, bool recompute = false) {
   const auto engine = prepare_training(m, {compute, name, recompute});
-  engine->begin_step();
+  engine->begin_step(std::nullopt);
   Step out;
   for (uint64_t part = 0; part < 2; ++part) {
     const at::Tensor ids = random_ids(m, {3, 301}, part).to(at::kCUDA);

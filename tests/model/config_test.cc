@@ -52,7 +52,7 @@ TEST(Configs, AblationsChangeTheParametersThatTheyShould) {
   EXPECT_EQ(all - count({{"readout", "identity"}}), H * (M - 1) * (M - 1));
   EXPECT_EQ(all - count({{"use_short_conv", false}}), 3 * H * K * 4);
   EXPECT_EQ(all - count({{"use_qk_norm", false}}), 2 * K);
-  EXPECT_EQ(all, count({{"conv_activation", "silu"}}));
+  EXPECT_EQ(all, count({{"silu_streams", {"q", "k", "v"}}}));
   EXPECT_EQ(all, count({{"clock_stop_gradient", false}}));
   EXPECT_EQ(count({{"num_slots", 64}}) - all, H * (63 * 63 - 9 * 9));
   EXPECT_EQ(count({{"num_slots", 256}}) - all, H * (255 * 255 - 9 * 9));
@@ -95,7 +95,10 @@ TEST(Configs, ErrorsNameTheKey) {
                                                            {{{"eos_token_id", 61}}, "eos_token_id"},
                                                            {{{"eos_token_id", Json::array({1, "x"})}}, "eos_token_id"},
                                                            {{{"bos_token_id", -1}}, "bos_token_id"},
-                                                           {{{"use_short_conv", false}, {"conv_activation", "silu"}}, "conv_activation"},
+                                                           {{{"silu_streams", {"q", "x"}}}, "silu_streams"},
+                                                           {{{"silu_streams", {"q", "q"}}}, "silu_streams"},
+                                                           {{{"silu_streams", "qk"}}, "silu_streams"},
+                                                           {{{"conv_activation", "silu"}}, "conv_activation"},
                                                            {{{"norm_eps", nullptr}, {"vocab_size", 1e300}}, "vocab_size"}};
   for (const auto& [changes, words] : cases)
     EXPECT_NE(message(changes).find(words), std::string::npos) << changes << "\n" << message(changes);
@@ -143,7 +146,6 @@ TEST(Configs, WhatAnOriginCanAndThisProgramCannotIsRefused) {
   const std::vector<std::pair<const char*, Json>> cases = {{"Gla", {{"attn", {{"layers", {1}}}}}},
                                                            {"Gla", {{"use_gv", true}}},
                                                            {"Gla", {{"elementwise_affine", false}}},
-                                                           {"Raven", {{"add_gumbel_noise", true}}},
                                                            {"Raven", {{"topk", 11}}},
                                                            {"Kda", {{"safe_gate", true}}},
                                                            {"Kda", {{"num_v_heads", 4}}},

@@ -2,10 +2,10 @@
 // project's own (tests/vectors).
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 
 #include "tests/ops/golden_file.h"
+#include "tests/shared_folder.h"
 
 namespace cyfa::test {
 namespace {
@@ -18,19 +18,9 @@ struct VectorSet {
   const char* file;
 };
 
-// The folder named by CYFA_SHARED, or shared/ next to the source tree or further up. Empty if there is none.
-fs::path shared_folder() {
-  if (const char* named = std::getenv("CYFA_SHARED")) return named;
-  for (fs::path folder = CYFA_SOURCE_DIR; folder.has_relative_path(); folder = folder.parent_path()) {
-    if (fs::exists(folder.parent_path() / "shared" / "golden")) return folder.parent_path() / "shared";
-  }
-  return {};
-}
-
 fs::path path_of(const VectorSet& set) {
   if (set.ours) return fs::path(CYFA_SOURCE_DIR) / "tests" / "vectors" / set.file;
-  const fs::path shared = shared_folder();
-  return shared.empty() ? fs::path() : shared / "golden" / set.file;
+  return shared_folder() / "golden" / set.file;
 }
 
 // The authors' loop runs in fp32: its largest difference from the fp64 reference is 8.7e-6.

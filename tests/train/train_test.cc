@@ -331,7 +331,7 @@ TEST(Recall, EveryQuestionHasItsAnswer) {
 TEST(Health, FiguresAreInTheirRanges) {
   const CausalLM model = small_model(small_config());
   std::map<std::string, double> figures;
-  for (const auto& [name, value] : model.health(model.weights(), random_ids(model, {2, 30}))) figures[name] = value;
+  for (const Figure& f : model.health(model.weights(), random_ids(model, {2, 30}))) figures[f.name] = f.value;
   for (const char* name :
        {"clock_mean", "clock_least", "clock_most", "alpha_least", "alpha_mean", "beta_mean", "slot_occupancy", "read_entropy"}) {
     ASSERT_TRUE(figures.contains(name)) << name;

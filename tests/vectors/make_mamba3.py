@@ -8,14 +8,14 @@ the rotation of mamba_ssm/ops/triton/mamba3. Run by hand; needs torch and the so
 """
 
 import ast
-import json
 import math
 import pathlib
-import struct
 import sys
 
 import torch
 import torch.nn.functional as F
+
+from vector_files import write_model
 
 HERE = pathlib.Path(__file__).parent
 
@@ -102,18 +102,6 @@ def shapes(config):
     yield "lm_head.weight", (V, d)
 
 
-def write_safetensors(path, tensors):
-    kinds = {torch.float32: "F32", torch.int64: "I64"}
-    header, data = {}, b""
-    for name, x in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
-        raw = x.contiguous().numpy().tobytes()
-        header[name] = {"dtype": kinds[x.dtype], "shape": list(x.shape), "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
 def main():
     step = reference(sys.argv[1])
     for name, mimo in (("siso", False), ("mimo", True)):
@@ -133,13 +121,9 @@ def main():
         logits = model(config, exact, ids, step)
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
-        folder = HERE / f"mamba3_{name}"
-        folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        write_safetensors(folder / "model.safetensors", p)
         expected = {"input_ids": ids, "logits": logits.detach().float(), "loss": loss.detach().float().reshape(1)}
         expected |= {f"grad.{k}": v.grad.float() for k, v in exact.items()}
-        write_safetensors(folder / "expected.safetensors", expected)
+        write_model(HERE / f"mamba3_{name}", config, p, expected)
 
 
 main()

@@ -28,7 +28,7 @@ std::string device_refusal(at::Device device) {
 std::string flow_refusal(const CyclicFlowSpec& spec) {
   const CyclicFlowConfig& c = spec.config;
   if (!c.conv.on) return "use_short_conv is false";
-  if (c.conv_silu) return "conv_activation is silu";
+  if (c.silu != std::array<bool, 3>{}) return "silu_streams is not empty";
   if (!c.forget_gate) return "use_forget_gate is false";
   if (c.constant_clock) return "the clock does not depend on the token";
   for (const ConvProjection& p : spec.qkv) {

@@ -182,15 +182,20 @@ class Sm90Training final : public TrainEngine {
 
   std::string name() const override { return "sm90"; }
   std::vector<std::string> notes() const override { return {notes_.begin(), notes_.end()}; }
-  void begin_step() override { weights_ = arena_.begin_step(); }
+  void begin_step(std::optional<uint64_t> noise) override {
+    weights_ = arena_.begin_step();
+    noise_ = noise;
+    losses_ = 0;
+  }
 
   at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens) override {
     if (inputs.sizes() != targets.sizes()) ops::check::fail("model", "targets have another shape than the inputs");
     const at::Tensor ids = cu_seqlens ? inputs.reshape({1, -1}) : inputs;
     ops::check::shape("model", "ids", ids, {{"B", -1}, {"T", -1}});
-    Residual residual = {model_.embed(weights_, ids), {}};
+    const Weights all = noise_ ? weights_.with_noise(mixed_seed(*noise_, losses_++)) : weights_;
+    Residual residual = {model_.embed(all, ids), {}};
     for (size_t i = 0; i < layers_.size(); ++i) {
-      const Weights w = model_.layers()[i].weights(weights_);
+      const Weights w = model_.layers()[i].weights(all);
       if (recompute_ && at::GradMode::is_enabled()) {
         const auto body = [layer = layers_[i], w, cu_seqlens](const at::Tensor& x, MixerState*) {
           return run_block(*layer, w, {x, {}}, cu_seqlens).sum();
@@ -249,6 +254,8 @@ class Sm90Training final : public TrainEngine {
   Accumulated norm_, head_;
   std::set<std::string> notes_;
   Weights weights_;
+  std::optional<uint64_t> noise_;
+  uint64_t losses_ = 0;  // since begin_step()
 };
 
 }  // namespace
