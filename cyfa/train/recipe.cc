@@ -1,12 +1,15 @@
 #include "cyfa/train/recipe.h"
 
 #include <toml++/toml.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <stdexcept>
 
 #include "cyfa/io/file_error.h"
+#include "cyfa/io/nearest_name.h"
 
 namespace cyfa {
 namespace {
@@ -16,12 +19,15 @@ namespace {
 }
 
 const RecipeKey& key_of(const std::string& name) {
+  std::vector<std::string> names;
   std::string known;
   for (const RecipeKey& key : recipe_keys()) {
     if (name == key.name) return key;
-    known += (known.empty() ? "" : ", ") + std::string(key.name);
+    names.emplace_back(key.name);
+    known += (known.empty() ? "" : ", ") + names.back();
   }
-  throw std::invalid_argument("recipe: there is no key " + io::printable(name) + "; there are " + known);
+  const std::string meant = io::did_you_mean(name, names);
+  throw std::invalid_argument("recipe: there is no key " + io::printable(name) + (meant.empty() ? "; there are " + known : meant));
 }
 
 template <class T>
@@ -87,7 +93,7 @@ std::string text_of(const RecipeKey& key, const toml::node& node) {
 
 const std::vector<RecipeKey>& recipe_keys() {
   static const std::vector<RecipeKey> keys = {
-      {"model", &Recipe::model, "config file, or checkpoint to continue from (with its optimizer state, if it has one)"},
+      {"model", &Recipe::model, "name of a model, config file, or checkpoint to continue from (with its optimizer state, if it has one)"},
       {"data", &Recipe::data, "folder written by cyfa prepare"},
       {"validation", &Recipe::validation, "the same, for evaluation; empty for no evaluation"},
       {"steps", &Recipe::steps, "optimizer steps"},
@@ -163,6 +169,8 @@ void Recipe::set(const std::string& assignment) {
 Recipe Recipe::read(const std::filesystem::path& path) {
   Recipe recipe;
   try {
+    if (std::filesystem::is_directory(path)) throw io::FileError(path, "is a folder; wanted a recipe file (TOML)");
+    if (access(path.c_str(), R_OK) != 0) throw io::system_error(path, "reading the recipe", errno);
     const toml::table table = toml::parse_file(path.string());
     for (const auto& [name, node] : table) {
       const RecipeKey& key = key_of(std::string(name.str()));
