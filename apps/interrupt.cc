@@ -43,6 +43,7 @@ void watch(sigset_t set) {
 }  // namespace
 
 void watch_signals() {
+  std::signal(SIGPIPE, SIG_DFL);  // a parent may have it ignored
   const sigset_t set = watched();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   std::thread(watch, set).detach();

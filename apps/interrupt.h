@@ -5,7 +5,8 @@
 
 namespace cyfa::app {
 
-// Handles SIGINT, SIGTERM and SIGHUP for the whole process. Call it before any other thread starts.
+// Handles SIGINT, SIGTERM and SIGHUP for the whole process. Call it before any other thread starts. A reader that closes its end of a pipe,
+// as `| head` does, ends the program silently (SIGPIPE).
 void watch_signals();
 
 // Delays signals while it exists.
