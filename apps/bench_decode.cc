@@ -9,6 +9,7 @@
 #include "apps/options.h"
 #include "apps/output.h"
 #include "apps/parse.h"
+#include "apps/provided.h"
 #include "apps/step_check.h"
 #include "apps/threads.h"
 #include "apps/timing.h"
@@ -46,8 +47,9 @@ int run_decode(const Options& options) {
   const at::Device device = parse_device(options.device);
   if (options.kernels && !device.is_cuda()) throw std::invalid_argument("--kernels lists the kernels of a GPU; it needs --device cuda");
   const at::ScalarType dtype = parse_dtype(options.dtype);
-  const bool folder = std::filesystem::is_directory(options.model);
-  CausalLM model = folder ? load_checkpoint(options.model, {dtype, device, false}) : CausalLM(ModelConfig::read(options.model));
+  const std::filesystem::path path = model_path(options.model);
+  const bool folder = std::filesystem::is_directory(path);
+  CausalLM model = folder ? load_checkpoint(path, {dtype, device, false}) : CausalLM(ModelConfig::read(path));
   if (!folder) model.initialise(1, dtype, device);
   const std::shared_ptr<StepEngine> engine = prepare_steps(model, {.engine = options.engine, .record = false});
   const std::string not_recorded = recording_refusal(model);
@@ -97,20 +99,13 @@ int run_decode(const Options& options) {
   for (size_t i = 0; i < ids.size(); ++i) {
     const int64_t B = options.batches[i];
     const double rate = static_cast<double>(B) / t[i].median;
-    Json row = {{"impl", "cyfa"},
-                {"op", "decode"},
-                {"model", std::filesystem::path(options.model).stem().string()},
-                {"dtype", options.dtype},
-                {"device", options.device},
-                {"engine", steps[i]->name()},
-                {"path", engine->path(B)},
-                {"B", B},
-                {"ms", t[i].median * 1e3},
-                {"ms_p10", t[i].p10 * 1e3},
-                {"ms_p90", t[i].p90 * 1e3},
-                {"repeats", t[i].repeats},
-                {"tokens_per_s", rate},
-                {"ratio_to_first", rate * t[0].median / static_cast<double>(options.batches[0])},
+    Json row = {{"impl", "cyfa"},           {"op", "decode"},
+                {"model", name_of(path)},   {"dtype", options.dtype},
+                {"device", options.device}, {"engine", steps[i]->name()},
+                {"path", engine->path(B)},  {"B", B},
+                {"ms", t[i].median * 1e3},  {"ms_p10", t[i].p10 * 1e3},
+                {"ms_p90", t[i].p90 * 1e3}, {"repeats", t[i].repeats},
+                {"tokens_per_s", rate},     {"ratio_to_first", rate * t[0].median / static_cast<double>(options.batches[0])},
                 {"weight_gb", bytes * 1e-9}};
     if (device.is_cpu()) {
       row["read_gb_per_s"] = bytes / t.back().median * 1e-9;
@@ -152,9 +147,9 @@ int run_decode(const Options& options) {
 void add_bench_decode(CLI::App& bench, Action& action) {
   CLI::App* command = bench.add_subcommand("decode", "Check a model's decode step, then time it beside a plain read of its weights.");
   auto options = std::make_shared<Options>();
-  command->add_option("model", options->model, "Checkpoint directory, or a config file, which gets random parameters")
+  command->add_option("model", options->model, "Checkpoint directory; or a model that gets random parameters, by name or config file")
       ->required()
-      ->type_name("PATH");
+      ->type_name("MODEL");
   command->add_option("--B", options->batches, "Batch sizes to time, each the number of sequences decoded together")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <unistd.h>
 
 #include <iostream>
 
@@ -213,6 +214,21 @@ Json bench_step(const Context& c) {
   return Json::array({row});
 }
 
+// Throws if the inputs and states alone are larger than the memory of this machine, before torch begins to fill it.
+void check_memory(const Context& c) {
+  if (!c.device.is_cpu()) return;
+  const OpShape& s = c.options.shape;
+  const auto n = [](int64_t size) { return static_cast<double>(size); };
+  const double tokens = c.options.op == kStep ? 1 : n(s.T);
+  const double numbers = n(s.B) * n(s.H) * (tokens * (2 * n(s.K) + 2 * n(s.V)) + n(s.M) * (n(s.K) + n(s.V)));
+  const double wanted = numbers * (c.dtype == at::kDouble ? 8 : c.dtype == at::kFloat ? 4 : 2);
+  const double memory = n(sysconf(_SC_PHYS_PAGES)) * n(sysconf(_SC_PAGESIZE));
+  if (wanted <= memory) return;
+  throw std::invalid_argument(
+      text("these sizes take at least %.3g GB of memory, and this machine has %.3g GB; reduce --B, --T, --H, --K, --V or --M",
+           wanted * 1e-9, memory * 1e-9));
+}
+
 // The backend that takes a token of these widths; throws with the reason if one that was forced refuses.
 std::string running_backend(const Context& c) {
   OpShape one = c.options.shape;
@@ -280,6 +296,7 @@ int run_bench(BenchOptions options) {
     return kDone;
   }
   Context c{options, device, parse_dtype(options.dtype), ""};
+  check_memory(c);
   c.backend = running_backend(c);
   const OpShape& s = options.shape;
   if (!quiet) {

@@ -32,7 +32,7 @@ int run_state(const Options& options) {
   const auto tokenizer =
       options.tokenizer.empty() ? checkpoint_tokenizer(options.folder, model.config()) : load_tokenizer(options.tokenizer);
   std::ifstream in(options.text, std::ios::binary);
-  if (!in) throw io::FileError(options.text, "cannot be read");
+  if (!in || std::filesystem::is_directory(options.text)) throw io::FileError(options.text, "cannot be read; wanted a text file");
   std::vector<int64_t> ids = tokenizer->encode(std::string{std::istreambuf_iterator<char>(in), {}});
   if (ids.size() < 2) throw io::FileError(options.text, "holds fewer than two tokens");
   ids.resize(std::min(ids.size(), static_cast<size_t>(options.tokens) + 1));

@@ -11,6 +11,7 @@
 #include "apps/options.h"
 #include "apps/output.h"
 #include "apps/parse.h"
+#include "apps/provided.h"
 #include "apps/threads.h"
 #include "apps/timing.h"
 #include "cyfa/train/trainer.h"
@@ -36,13 +37,14 @@ struct Options {
 int run_train(const Options& options) {
   Recipe recipe = options.recipe;
   if (recipe.threads > 0) use_threads(recipe.threads, "--threads");
-  recipe.model = options.config;
+  const std::filesystem::path path = config_path(options.config);
+  recipe.model = path.string();
   recipe.steps = options.repeats > 0 ? options.repeats + (options.kernels ? 2 : 1) : kMostSteps;
   recipe.warmup = 0;
   recipe.check();
   const at::Device device = parse_device(recipe.device);
   if (options.kernels && !device.is_cuda()) throw std::invalid_argument("--kernels lists the kernels of a GPU; it needs --device cuda");
-  CausalLM model(ModelConfig::read(options.config));
+  CausalLM model(ModelConfig::read(path));
   model.initialise(1, at::kFloat, device);
   at::manual_seed(1);
   const at::Tensor ids = at::randint(0, model.config().vocab_size, {recipe.batch / recipe.accumulate, recipe.context + 1}, at::kLong);
@@ -91,7 +93,7 @@ int run_train(const Options& options) {
   const auto tokens = static_cast<double>(recipe.batch * recipe.context);
   const Json row = {{"impl", "cyfa"},
                     {"op", "train"},
-                    {"model", std::filesystem::path(options.config).stem().string()},
+                    {"model", name_of(path)},
                     {"dtype", recipe.dtype},
                     {"device", recipe.device},
                     {"engine", trainer.engine().name()},
@@ -130,7 +132,9 @@ void add_bench_train(CLI::App& bench, Action& action) {
   auto options = std::make_shared<Options>();
   Recipe& r = options->recipe;
   r.batch = 2;
-  command->add_option("config", options->config, "Config file of the model, which gets random parameters")->required()->type_name("FILE");
+  command->add_option("model", options->config, "Model that gets random parameters, by name or config file")
+      ->required()
+      ->type_name("MODEL");
   command->add_option("--B", r.batch, "Sequences per step")->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--T", r.context, "Tokens per sequence")->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--accumulate", r.accumulate, "Parts into which a step's batch is split, to use less memory")

@@ -264,8 +264,10 @@ int run_doctor(const std::string& json) {
 void add_doctor(CLI::App& app, Action& action) {
   CLI::App* doctor = app.add_subcommand("doctor", "Say what this build and machine can do, which backends run, and check one small case.");
   auto options = std::make_shared<DoctorModelOptions>();
-  doctor->add_option("model", options->model, "Checkpoint directory or config file to report on instead: which engine runs it, and why")
-      ->type_name("PATH");
+  doctor
+      ->add_option("model", options->model,
+                   "Model to report on instead, by name, config file or checkpoint directory: which engine runs it, and why")
+      ->type_name("MODEL");
   add_device(doctor, &options->device);
   add_dtype(doctor, &options->dtype, "the weights", {"fp32", "bf16"});
   add_engine(doctor, &options->engine);

@@ -3,9 +3,11 @@
 
 #include <iostream>
 
+#include "apps/amounts.h"
 #include "apps/machine.h"
 #include "apps/output.h"
 #include "apps/parse.h"
+#include "apps/provided.h"
 #include "apps/step_check.h"
 #include "cyfa/engine/engine.h"
 #include "cyfa/model/checkpoint.h"
@@ -33,10 +35,11 @@ void print_offers(const char* what, const Json& offers) {
 
 int run_doctor_model(const DoctorModelOptions& options) {
   const at::Device device = parse_device(options.device);
-  const bool folder = std::filesystem::is_directory(options.model);
+  const std::filesystem::path path = model_path(options.model);
+  const bool folder = std::filesystem::is_directory(path);
   std::optional<at::ScalarType> asked;
   if (!options.dtype.empty()) asked = parse_dtype(options.dtype);
-  CausalLM model = folder ? load_checkpoint(options.model, {asked, device, false}) : CausalLM(ModelConfig::read(options.model));
+  CausalLM model = folder ? load_checkpoint(path, {asked, device, false}) : CausalLM(ModelConfig::read(path));
   if (!folder) model.initialise(1, asked.value_or(device.is_cuda() ? at::kBFloat16 : at::kFloat), device);
   const at::ScalarType dtype = model.parameters()[model.head_weight()].scalar_type();
   const std::string type = dtype == at::kBFloat16 ? "bf16" : dtype == at::kFloat ? "fp32" : "fp64";
@@ -68,8 +71,8 @@ int run_doctor_model(const DoctorModelOptions& options) {
   row["notes"] = engine->notes();
   row["healthy"] = healthy;
   if (prints_text(options.json)) {
-    std::cout << text("%s: %s, %.1f million parameters, %s on %s\n\n", options.model.c_str(), model.config().kind->model_type.c_str(),
-                      static_cast<double>(model.table().numel()) * 1e-6, type.c_str(), machine_name(device).c_str());
+    std::cout << text("%s: %s, %s parameters, %s on %s\n\n", options.model.c_str(), model.config().kind->model_type.c_str(),
+                      count_text(static_cast<double>(model.table().numel())).c_str(), type.c_str(), machine_name(device).c_str());
     print_offers("decoding: engines, fastest first; the first that serves the model runs it", row["decoding"]);
     const auto refusal = row["recording_refusal"].get<std::string>();
     std::cout << text("  %-10s %s\n", "+graph", refusal.empty() ? "yes" : ("no: " + refusal).c_str());

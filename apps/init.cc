@@ -1,11 +1,13 @@
 // cyfa init: writes a checkpoint with random parameters.
 #include <iostream>
 
+#include "apps/amounts.h"
 #include "apps/commands.h"
 #include "apps/interrupt.h"
 #include "apps/options.h"
 #include "apps/output.h"
 #include "apps/parse.h"
+#include "apps/provided.h"
 #include "cyfa/data/tokenizer.h"
 #include "cyfa/model/checkpoint.h"
 
@@ -19,7 +21,7 @@ struct Options {
 };
 
 int run_init(const Options& options) {
-  CausalLM model(ModelConfig::read(options.config));
+  CausalLM model(ModelConfig::read(config_path(options.config)));
   if (!options.tokenizer.empty()) check_vocabulary(*load_tokenizer(options.tokenizer), model.config());
   model.initialise(options.seed, parse_dtype(options.dtype));
   {
@@ -29,7 +31,7 @@ int run_init(const Options& options) {
       std::filesystem::copy_file(options.tokenizer, std::filesystem::path(options.folder) / "tokenizer.model");
     }
   }
-  std::cout << text("%s: %.1f million parameters in %s\n", options.folder.c_str(), static_cast<double>(model.table().numel()) * 1e-6,
+  std::cout << text("%s: %s parameters in %s\n", options.folder.c_str(), count_text(static_cast<double>(model.table().numel())).c_str(),
                     options.dtype.c_str());
   return kDone;
 }
@@ -39,7 +41,9 @@ int run_init(const Options& options) {
 void add_init(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("init", "Write a checkpoint with random parameters.");
   auto options = std::make_shared<Options>();
-  command->add_option("config", options->config, "Config file of the model")->required()->type_name("FILE");
+  command->add_option("model", options->config, "Name of a model that comes with the program, or a config file")
+      ->required()
+      ->type_name("MODEL");
   command->add_option("folder", options->folder, "Checkpoint directory to create")->required()->type_name("DIR");
   command->add_option("--seed", options->seed, "Random seed; the same seed gives the same parameters")->capture_default_str();
   add_dtype(command, &options->dtype, "the weights", {"fp32", "bf16"});

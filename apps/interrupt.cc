@@ -44,6 +44,7 @@ void watch(sigset_t set) {
 
 void watch_signals() {
   std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_DFL);  // a parent may have it ignored
   const sigset_t set = watched();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   std::thread(watch, set).detach();

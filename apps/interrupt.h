@@ -6,7 +6,8 @@
 namespace cyfa::app {
 
 // Handles SIGINT, SIGTERM and SIGHUP for the whole process, and ignores SIGXFSZ, so that writing beyond the file size limit (ulimit -f)
-// fails with an error, as on a full disk. Call it before any other thread starts.
+// fails with an error, as on a full disk. A reader that closes its end of a pipe, as `| head` does, ends the program silently (SIGPIPE).
+// Call it before any other thread starts.
 void watch_signals();
 
 // Delays signals while it exists.

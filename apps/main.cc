@@ -1,22 +1,22 @@
 // The `cyfa` program: parses the arguments, runs one command, and turns every exception into one line and an exit status.
-#include <c10/util/Exception.h>
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <iostream>
+#include <string>
+#include <vector>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
-#include <exception>
-#include <iostream>
-#include <new>
-#include <string>
-
 #include "apps/bus_error.h"
 #include "apps/commands.h"
+#include "apps/error_text.h"
+#include "apps/examples.h"
 #include "apps/interrupt.h"
-#include "apps/memory.h"
 #include "apps/options.h"
 #include "apps/threads.h"
+#include "apps/usage_error.h"
+#include "apps/values.h"
 
 namespace {
 
@@ -24,22 +24,8 @@ constexpr const char* kAbout =
     "cyfa: Cyclic Flow Attention, a fixed-size memory whose slots a learned clock moves through time.\n"
     "This program creates, trains, checks, measures and runs language models built on it, and the operator itself.";
 
-constexpr const char* kExamples =
-    "Examples:\n"
-    "  cyfa doctor                                    what this build and this machine can do, with a self-check\n"
-    "  cyfa verify op tests/vectors/*.safetensors     every backend against stored results\n"
-    "  cyfa bench op --pass both                      time one layer's operator beside a plain matrix product\n"
-    "  cyfa bench op --op step --B 64                 time one decode step\n"
-    "  cyfa show clock -o clock.png                   how writes move through the slots\n"
-    "  cyfa models                                    the configs that come with the program\n"
-    "  cyfa init configs/cyfa-bytes-2m.json DIR       write a checkpoint with random parameters\n"
-    "  cyfa generate DIR -p \"Once upon a time\"        continue a text with a checkpoint\n"
-    "  cyfa prepare OUT texts/                        turn text files into tokens for training\n"
-    "  cyfa train RUN -r recipes/bytes.toml data=OUT  train a model on them\n"
-    "  cyfa show loss RUN RUN2 -o loss.png            the losses of training runs in one picture\n"
-    "  cyfa verify model DIR                          a checkpoint against results stored beside it\n"
-    "\n"
-    "`cyfa COMMAND --help` explains a command.\n"
+constexpr const char* kFooter =
+    "`cyfa help COMMAND` or `cyfa COMMAND --help` explains a command.\n"
     "Exit status: 0 done; 1 a check failed; 2 bad input or an error; 3 `train` was stopped by a signal, after saving.";
 
 // Footer of the commands that have none of their own.
@@ -49,31 +35,6 @@ int fail(const std::string& message) {
   std::cout.flush();
   std::cerr << "cyfa: error: " << message << '\n';
   return cyfa::app::kBadInput;
-}
-
-// The command named on the command line, for the hint: "cyfa bench op".
-std::string deepest_command(const CLI::App& app) {
-  std::string name = "cyfa";
-  const CLI::App* at = &app;
-  while (!at->get_subcommands().empty()) {
-    at = at->get_subcommands().front();
-    name += " " + at->get_name();
-  }
-  return name;
-}
-
-// The first word that should name a command and does not; empty if there is none.
-std::string unknown_command(const CLI::App& app, int argc, char** argv) {
-  const CLI::App* at = &app;
-  for (int i = 1; i < argc && argv[i][0] != '-'; ++i) {
-    const std::string word = argv[i];
-    const auto commands = at->get_subcommands([](const CLI::App*) { return true; });
-    if (commands.empty()) break;
-    const auto found = std::find_if(commands.begin(), commands.end(), [&](const CLI::App* command) { return command->get_name() == word; });
-    if (found == commands.end()) return word;
-    at = *found;
-  }
-  return "";
 }
 
 // Every tensor operation allocates its result. By default glibc returns blocks of this size to the system when they are freed and faults
@@ -92,7 +53,7 @@ int run(int argc, char** argv) {
   app.formatter(cyfa::app::help_formatter());
   app.footer(kStatuses);  // commands inherit it
   app.set_version_flag("--version", std::string("cyfa ") + CYFA_VERSION);
-  app.require_subcommand(1);
+  app.group("Commands")->require_subcommand(1);
   cyfa::app::Action action;
   cyfa::app::add_doctor(app, action);
   cyfa::app::add_verify(app, action);
@@ -104,18 +65,21 @@ int run(int argc, char** argv) {
   cyfa::app::add_prepare(app, action);
   cyfa::app::add_train(app, action);
   cyfa::app::add_demo(app, action);
-  app.footer(kExamples);
+  app.footer(kFooter);
+  cyfa::app::add_examples(app);
+  cyfa::app::check_values(app);
   if (argc == 1) {
-    std::cout << app.help();
+    std::cerr << app.help();
     return cyfa::app::kBadInput;
   }
+  const std::vector<std::string> words = cyfa::app::with_help(app, {argv + 1, argv + argc});
+  const std::string unknown = cyfa::app::unknown_command(app, words);
+  if (!unknown.empty()) return fail(unknown);
   try {
-    app.parse(argc, argv);
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them in reverse
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);
-    const std::string unknown = unknown_command(app, argc, argv);
-    return fail((unknown.empty() ? std::string(e.what()) : "no command is called " + unknown) + "\ntry `" + deepest_command(app) +
-                " --help`");
+    return fail(cyfa::app::usage_error(app, e, words));
   }
   cyfa::app::use_threads(0, "");
   return action();
@@ -130,11 +94,7 @@ int main(int argc, char** argv) {
     const int status = run(argc, argv);
     std::cout.flush();
     return std::cout ? status : fail("writing to the standard output failed");
-  } catch (const c10::Error& e) {
-    return fail(cyfa::app::memory_words(e.what_without_backtrace()));
-  } catch (const std::bad_alloc& e) {
-    return fail(cyfa::app::out_of_memory(e));
   } catch (const std::exception& e) {
-    return fail(e.what());
+    return fail(cyfa::app::error_text(e));
   }
 }

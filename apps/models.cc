@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <iostream>
 
+#include "apps/amounts.h"
 #include "apps/commands.h"
 #include "apps/options.h"
 #include "apps/output.h"
+#include "apps/provided.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/model/describe.h"
 
@@ -14,41 +16,46 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Options {
-  std::vector<std::string> paths;
+  std::vector<std::string> models;
   bool kinds = false, describe = false;
   std::string json;
 };
 
-// The configs that come with the program: in the folder above the program's, or in the working directory.
-fs::path own_configs() {
-  std::error_code error;
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  for (const fs::path& folder : {program.parent_path().parent_path() / "configs", fs::path("configs")}) {
-    if (fs::is_directory(folder, error)) return folder;
-  }
-  throw std::runtime_error(
-      "found no folder configs, neither beside the program's folder nor in the working directory; name config files or folders of them");
-}
-
+// The config files that `paths` mean: files, checkpoint directories, folders of config files and names; by default all that come with the
+// program.
 std::vector<fs::path> config_files(const std::vector<std::string>& paths) {
+  if (paths.empty()) return provided_configs();
   std::vector<fs::path> files;
-  const auto add_folder = [&](const fs::path& folder) {
-    for (const auto& entry : fs::directory_iterator(folder)) {
-      if (entry.path().extension() == ".json") files.push_back(entry.path());
-    }
-  };
-  if (paths.empty()) add_folder(own_configs());
-  for (const fs::path path : paths) {
+  for (const std::string& given : paths) {
+    const fs::path path = model_path(given);
     if (!fs::is_directory(path)) {
       files.push_back(path);
-    } else if (fs::exists(path / "config.json")) {
+      continue;
+    }
+    if (fs::exists(path / "config.json")) {
       files.push_back(path / "config.json");
-    } else {
-      add_folder(path);
+      continue;
+    }
+    const size_t before = files.size();
+    for (const auto& entry : fs::directory_iterator(path)) {
+      if (entry.path().extension() == ".json") files.push_back(entry.path());
+    }
+    if (files.size() == before) throw io::FileError(path, "holds no config.json and no other config file (.json)");
+    std::sort(files.begin() + static_cast<std::ptrdiff_t>(before), files.end());
+  }
+  return files;
+}
+
+// Bytes by which the state of one sequence grows with every token: key-value caches without a window.
+int64_t growth_bytes(const CausalLM& model) {
+  int64_t bytes = 0;
+  for (const CausalLM::Layer& layer : model.layers()) {
+    for (const StateSpec& spec : layer.block->mixer().state()) {
+      if (spec.grows)
+        bytes += c10::multiply_integers(spec.shape.begin() + 1, spec.shape.end()) * static_cast<int64_t>(c10::elementSize(spec.dtype));
     }
   }
-  std::sort(files.begin(), files.end());
-  return files;
+  return bytes;
 }
 
 // Lists the registered model types.
@@ -78,7 +85,7 @@ int run_kinds(const Options& options) {
 
 int run_describe(const Options& options) {
   Json rows = Json::array();
-  for (const fs::path& file : config_files(options.paths)) rows.push_back(describe(CausalLM(ModelConfig::read(file))));
+  for (const fs::path& file : config_files(options.models)) rows.push_back(describe(CausalLM(ModelConfig::read(file))));
   write_rows(options.json.empty() ? "-" : options.json, rows);
   return kDone;
 }
@@ -87,7 +94,7 @@ int run_models(const Options& options) {
   if (options.kinds) return run_kinds(options);
   if (options.describe) return run_describe(options);
   Json rows = Json::array();
-  for (const fs::path& file : config_files(options.paths)) {
+  for (const fs::path& file : config_files(options.models)) {
     const CausalLM model(ModelConfig::read(file));
     const ModelConfig& c = model.config();
     rows.push_back({{"config", file.filename() == "config.json" ? file.parent_path().filename().string() : file.stem().string()},
@@ -99,22 +106,28 @@ int run_models(const Options& options) {
                     {"state_scalars_per_layer", model.memory_scalars()},
                     {"state_bytes_per_layer", model.state_bytes() / c.backbone.layers},
                     {"state_bytes_per_sequence", model.state_bytes()},
+                    {"state_bytes_per_token", growth_bytes(model)},
                     {"forward_flops_per_token", model.forward_flops_per_token()}});
   }
   write_rows(options.json, rows);
   if (!prints_text(options.json)) return kDone;
-  std::cout << text("%-18s %-24s %10s %7s %6s %14s %12s %12s\n", "config", "model_type", "parameters", "width", "layers", "state/layer",
-                    "state/seq", "flops/token");
+  std::cout << text("%-18s %-24s %10s %6s %6s %11s %11s  %s\n", "config", "model_type", "parameters", "width", "layers", "flops/token",
+                    "state/layer", "state of a sequence");
   for (const Json& row : rows) {
-    const auto state = row["state_scalars_per_layer"].get<int64_t>();
-    std::cout << text("%-18s %-24s %8.1f M %7lld %6lld %14s %9.2f MB %10.2f G\n", row["config"].get<std::string>().c_str(),
-                      row["model_type"].get<std::string>().c_str(), row["parameters"].get<double>() * 1e-6,
-                      static_cast<long long>(row["hidden_size"].get<int64_t>()), static_cast<long long>(row["layers"].get<int64_t>()),
-                      state > 0 ? std::to_string(state).c_str() : "grows", row["state_bytes_per_sequence"].get<double>() * 1e-6,
-                      row["forward_flops_per_token"].get<double>() * 1e-9);
+    const auto number = [&](const char* key) { return row[key].get<int64_t>(); };
+    const int64_t scalars = number("state_scalars_per_layer"), fixed = number("state_bytes_per_sequence");
+    const int64_t growth = number("state_bytes_per_token");
+    // A cache alone counts its tokens in a few bytes, which are not worth a word.
+    const bool cache_alone = growth > 0 && scalars == 0;
+    std::string state = cache_alone ? "" : bytes_text(static_cast<double>(fixed));
+    if (growth > 0) state += (state.empty() ? "grows: " : ", grows: ") + bytes_text(static_cast<double>(growth)) + " a token";
+    std::cout << text("%-18s %-24s %10s %6lld %6lld %11s %11s  %s\n", row["config"].get<std::string>().c_str(),
+                      row["model_type"].get<std::string>().c_str(), short_count(row["parameters"].get<double>()).c_str(),
+                      static_cast<long long>(number("hidden_size")), static_cast<long long>(number("layers")),
+                      short_count(row["forward_flops_per_token"].get<double>()).c_str(),
+                      scalars > 0 ? std::to_string(scalars).c_str() : "grows", state.c_str());
   }
-  std::cout
-      << "state/layer: numbers in the recurrent state of one layer; state/seq: all memory of a sequence except caches that grow with it\n";
+  std::cout << "state/layer: numbers in the recurrent state of the first layer; state of a sequence: the bytes of all layers\n";
   return kDone;
 }
 
@@ -123,13 +136,15 @@ int run_models(const Options& options) {
 void add_models(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("models", "List model configs: parameters, recurrent state, operations per token.");
   auto options = std::make_shared<Options>();
-  command->add_option("paths", options->paths, "Config files, checkpoint directories, or folders of config files")
-      ->type_name("PATH")
-      ->default_str("the configs that come with the program");
+  command
+      ->add_option("models", options->models,
+                   "Names of models that come with the program, config files, checkpoint directories, or folders of config files")
+      ->type_name("MODEL")
+      ->default_str("the models that come with the program");
   command
       ->add_flag("--kinds", options->kinds,
                  "List the model types instead of configs: what they are, their state, whose checkpoints they read")
-      ->excludes("paths");
+      ->excludes("models");
   command->add_flag("--describe", options->describe, "Print what the configs describe as JSON: parameters, states, layers, defaults")
       ->excludes("--kinds");
   add_json(command, &options->json);

@@ -1,5 +1,8 @@
 #include "apps/options.h"
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 
@@ -22,9 +25,13 @@ void add_threads_option(CLI::App* command, Integer* threads) {
 
 // Empty if `path` may be written, else why not.
 std::string json_refusal(const std::string& path) {
+  namespace fs = std::filesystem;
   std::error_code error;
-  if (path.empty() || path == "-" || !std::filesystem::exists(path, error)) return "";
-  char first = std::filesystem::is_directory(path, error) ? '/' : '[';
+  if (path.empty() || path == "-") return "";
+  const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : ".";
+  if (access(folder.c_str(), W_OK) != 0) return "cannot be written: " + folder.string() + ": " + std::generic_category().message(errno);
+  if (!fs::exists(path, error)) return "";
+  char first = fs::is_directory(path, error) ? '/' : '[';
   std::ifstream(path) >> first;
   if (first == '[') return "";
   return path + " exists and is no file of JSON rows, so it is not overwritten; name another file, or put --json after the other arguments";
@@ -32,7 +39,10 @@ std::string json_refusal(const std::string& path) {
 
 class HelpFormatter : public CLI::Formatter {
  public:
-  HelpFormatter() { label("Positionals", "Arguments"); }
+  HelpFormatter() {
+    label("Positionals", "Arguments");
+    label("SUBCOMMAND", "COMMAND");
+  }
 
   std::string make_option(const CLI::Option* option, bool is_positional) const override {
     // A type name with checks is "FLOAT:POSITIVE" or "TEXT:{fp32,bf16}". The help keeps the value's name and the choices.

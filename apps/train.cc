@@ -9,6 +9,7 @@
 #include "apps/machine.h"
 #include "apps/output.h"
 #include "apps/parse.h"
+#include "apps/provided.h"
 #include "apps/threads.h"
 #include "apps/timing.h"
 #include "cyfa/data/batches.h"
@@ -86,7 +87,7 @@ class Screen {
 int run_train(const Options& options) {
   Recipe recipe = options.resume           ? Recipe::read(fs::path(options.folder) / "recipe.toml")
                   : options.recipe.empty() ? Recipe()
-                                           : Recipe::read(options.recipe);
+                                           : Recipe::read(recipe_path(options.recipe));
   for (const std::string& assignment : options.assignments) recipe.set(assignment);
   recipe.check();
   if (recipe.data.empty()) throw std::invalid_argument("recipe: data is empty, wanted a folder made by `cyfa prepare`");
@@ -101,9 +102,9 @@ int run_train(const Options& options) {
 
   const at::Device device = parse_device(recipe.device);
   const LoadOptions load{at::kFloat, device, true};
-  const bool checkpoint = from || fs::is_directory(recipe.model);
-  CausalLM model =
-      checkpoint ? load_checkpoint(from ? from->path : fs::path(recipe.model), load) : CausalLM(ModelConfig::read(recipe.model));
+  const fs::path start = from ? from->path : model_path(recipe.model);
+  const bool checkpoint = fs::is_directory(start);
+  CausalLM model = checkpoint ? load_checkpoint(start, load) : CausalLM(ModelConfig::read(start));
   if (!checkpoint) model.initialise(recipe.seed, at::kFloat, device);
   if (data.vocab_size() > model.config().vocab_size) {
     throw io::FileError(recipe.data, "has " + std::to_string(data.vocab_size()) + " tokens in its vocabulary, the model " +

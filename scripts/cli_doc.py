@@ -23,7 +23,7 @@ def sections(program, command):
     text = subprocess.run([program, *command, "--help"], check=True, capture_output=True, text=True, env=environment).stdout
     found, entries = {}, None
     for line in text.splitlines():
-        title = re.fullmatch(r"(Arguments|Options|Subcommands|Recipe keys)\b.*:", line)
+        title = re.fullmatch(r"(Arguments|Options|Commands|Recipe keys)\b.*:", line)
         if title:
             entries = found.setdefault(title[1], [])
         elif not line.startswith("  "):
@@ -38,7 +38,7 @@ def sections(program, command):
 
 def commands(program, command=()):
     """Every command without subcommands, as a tuple of words."""
-    children = sections(program, command).get("Subcommands", [])
+    children = sections(program, command).get("Commands", [])
     if not children:
         yield command
     for name, _ in children:

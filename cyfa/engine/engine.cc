@@ -5,6 +5,7 @@
 #include "cyfa/engine/portable.h"
 #include "cyfa/engine/recorded.h"
 #include "cyfa/engine/sm90/sm90.h"
+#include "cyfa/io/nearest_name.h"
 
 namespace cyfa {
 namespace {
@@ -40,7 +41,7 @@ const EngineKind& chosen(const std::string& what, const std::string& name, const
     if (!list[i].refusal.empty()) throw std::invalid_argument(what + ": engine " + name + " refuses: " + list[i].refusal);
     return kEngines[i];
   }
-  throw std::invalid_argument(what + ": no engine is called " + name + "; wanted one of " + known);
+  throw std::invalid_argument(what + ": no engine is called " + name + "; wanted one of " + known + io::did_you_mean(name, engine_names()));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "cyfa/io/file_error.h"
+#include "cyfa/io/nearest_name.h"
 #include "cyfa/io/read_file.h"
 
 namespace cyfa {
@@ -34,12 +35,15 @@ void check_dots(const std::filesystem::path& path, std::string_view text) {
 }
 
 const RecipeKey& key_of(const std::string& name) {
+  std::vector<std::string> names;
   std::string known;
   for (const RecipeKey& key : recipe_keys()) {
     if (name == key.name) return key;
-    known += (known.empty() ? "" : ", ") + std::string(key.name);
+    names.emplace_back(key.name);
+    known += (known.empty() ? "" : ", ") + names.back();
   }
-  throw std::invalid_argument("recipe: there is no key " + io::printable(name) + "; there are " + known);
+  const std::string meant = io::did_you_mean(name, names);
+  throw std::invalid_argument("recipe: there is no key " + io::printable(name) + (meant.empty() ? "; there are " + known : meant));
 }
 
 template <class T>
@@ -105,7 +109,7 @@ std::string text_of(const RecipeKey& key, const toml::node& node) {
 
 const std::vector<RecipeKey>& recipe_keys() {
   static const std::vector<RecipeKey> keys = {
-      {"model", &Recipe::model, "config file, or checkpoint to continue from (with its optimizer state, if it has one)"},
+      {"model", &Recipe::model, "name of a model, config file, or checkpoint to continue from (with its optimizer state, if it has one)"},
       {"data", &Recipe::data, "folder written by cyfa prepare"},
       {"validation", &Recipe::validation, "the same, for evaluation; empty for no evaluation"},
       {"steps", &Recipe::steps, "optimizer steps"},

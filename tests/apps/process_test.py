@@ -178,7 +178,7 @@ class FileSizeLimit(CliTest):
         for arguments, name in ((["init", config, self.folder / "new"], "new"),
                                 (["prepare", self.folder / "data", text, "--tokenizer", "bytes"], "data"),
                                 (["generate", model, "-p", "all", "-n", "1", "--save-state", self.folder / "state.safetensors"], "state"),
-                                (["show", "clock", "--png", self.folder / "clock.png"], "clock.png"),
+                                (["show", "clock", "-o", self.folder / "clock.png"], "clock.png"),
                                 (["models", "--json", self.folder / "rows.json"], "rows.json")):
             with self.subTest(command=arguments[0]):
                 self.check_error(run_with(arguments, limit=tight), name)
