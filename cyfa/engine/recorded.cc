@@ -4,6 +4,8 @@
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/core/Event.h>
 #include <c10/cuda/CUDAGuard.h>
+
+#include "cyfa/ops/common/in_place.h"
 #endif
 
 namespace cyfa {
@@ -94,6 +96,7 @@ class RecordedStep final : public StepEngine {
     if (recording_ == nullptr) return inner_->step(ids, state);  // capture failed and has run nothing
     recording_->read.synchronize();                              // returns immediately before the first replay
     recording_->given.copy_(ids);
+    for (const MixerState& layer : state.layers) ops::mark_written("step", layer);
     recording_->graph.replay();
     recording_->read.record(c10::cuda::getCurrentCUDAStream(model().device().index()));
     return recording_->logits;

@@ -1,6 +1,7 @@
 #include "cyfa/model/block.h"
 
 #include "cyfa/mixers/call.h"
+#include "cyfa/ops/common/autocast.h"
 
 namespace cyfa {
 
@@ -32,6 +33,7 @@ at::Tensor Block::norm(const Weights& w, ParameterId weight, const at::Tensor& x
 
 at::Tensor Block::forward(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens, const MixerState* initial,
                           MixerState* final_state) const {
+  const ops::WithoutAutocast plain_types;
   at::Tensor y;
   {
     Call call(w, norm(w, ids_.mixer_norm, x), cu_seqlens, initial, mixer_->state().size());
@@ -44,6 +46,7 @@ at::Tensor Block::forward(const Weights& w, const at::Tensor& x, const std::opti
 }
 
 at::Tensor Block::step(const Weights& w, const at::Tensor& x, MixerState& state) const {
+  const ops::WithoutAutocast plain_types;
   Call call(w, norm(w, ids_.mixer_norm, x), state);
   const at::Tensor y = x + mixer_->mix(call);
   if (!has_mlp_) return y;
@@ -52,6 +55,7 @@ at::Tensor Block::step(const Weights& w, const at::Tensor& x, MixerState& state)
 }
 
 Figures Block::health(const Weights& w, const at::Tensor& x) const {
+  const ops::WithoutAutocast plain_types;
   const at::NoGradGuard no_grad;
   Call call(w, norm(w, ids_.mixer_norm, x), std::nullopt, nullptr, mixer_->state().size());
   return mixer_->health(call);

@@ -189,7 +189,7 @@ class Help(CliTest):
 
     def test_every_option_says_its_default(self):
         """An option with a value has a default in its help, or its text says what happens without it (a file that is then not written)."""
-        optional = {"--json", "-o", "--output", "--prompt-file", "--prompt-lines", "--stop", "--save-state", "--load-state", "--tokenizer"}
+        optional = {"--json", "--out", "--prompt-file", "--prompt-lines", "--stop", "--save-state", "--load-state", "--tokenizer"}
         for command in commands():
             text = help_of(*command)
             for name, value in options(command):

@@ -33,6 +33,20 @@ TEST(StepState, InHalfPrecisionIsCloseAndInPlace) {
   EXPECT_LT(relative_l2(narrow.v, wide.v), 0.02);
 }
 
+// With eps 0 the norm of a zero row is zero, not NaN, in every path and also backwards.
+TEST(StepState, ZeroRowsStayFiniteWithoutAnEps) {
+  const OpCase c{.B = 2, .T = 4};
+  Tensors inputs = make_inputs(c);
+  for (const char* name : {"q", "k"}) inputs.at(name).select(1, 2).zero_();
+  const RunOptions options{.norm_eps = 0};
+  const Tensors steps = run_steps(c.op, inputs, options);
+  for (const ops::Backend backend : {ops::Backend::kPortable, ops::Backend::kReference}) {
+    const Tensors whole = run(c.op, inputs, make_output_gradients(c), {.backend = backend, .norm_eps = 0});
+    for (const auto& [name, x] : whole) EXPECT_TRUE(at::isfinite(x).all().item<bool>()) << name;
+    expect_close(steps, without_gradients(whole));
+  }
+}
+
 TEST(StepState, OfTwoTypesIsRefused) {
   const OpCase c{.B = 1, .T = 1};
   const Tensors inputs = make_inputs(c);

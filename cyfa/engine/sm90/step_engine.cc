@@ -9,6 +9,8 @@
 #include "cyfa/engine/sm90/sm90.h"
 #include "cyfa/engine/sm90/train_ops.h"
 #include "cyfa/mixers/call.h"
+#include "cyfa/ops/common/autocast.h"
+#include "cyfa/ops/common/in_place.h"
 
 namespace cyfa::fused {
 namespace {
@@ -95,8 +97,10 @@ class Sm90Step final : public StepEngine {
   }
 
   at::Tensor step(const at::Tensor& ids, ModelState& state) override {
+    const ops::WithoutAutocast plain_types;
     const at::NoGradGuard no_grad;
     model_.check_step(ids, state);
+    for (const MixerState& layer : state.layers) ops::mark_written("step", layer);
     const at::Tensor x = model_.embed(weights_, ids);
     if (small_batch_refusal(x) == nullptr) return small_step(x, state);
     if (medium_batch_refusal(x) == nullptr) return medium_step(x, state);

@@ -8,6 +8,7 @@
 #include "cyfa/engine/sm90/train_ops.h"
 #include "cyfa/mixers/call.h"
 #include "cyfa/model/recompute.h"
+#include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/dense/cross_entropy.h"
 
@@ -148,6 +149,7 @@ at::Tensor mix_flow(const TrainLayer& layer, const Weights& w, const at::Tensor&
 }
 
 Residual run_block(const TrainLayer& layer, const Weights& w, Residual residual, const std::optional<at::Tensor>& cu_seqlens) {
+  const ops::WithoutAutocast plain_types;  // also when it is run again in backward
   const double eps = layer.block->norm_eps();
   const at::Tensor normed = residual.normed(layer.mixer_norm, eps);
   if (layer.spec != nullptr) {
@@ -189,6 +191,7 @@ class Sm90Training final : public TrainEngine {
   }
 
   at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens) override {
+    const ops::WithoutAutocast plain_types;
     if (inputs.sizes() != targets.sizes()) ops::check::fail("model", "targets have another shape than the inputs");
     const at::Tensor ids = cu_seqlens ? inputs.reshape({1, -1}) : inputs;
     ops::check::shape("model", "ids", ids, {{"B", -1}, {"T", -1}});

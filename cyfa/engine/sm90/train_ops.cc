@@ -6,7 +6,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "cyfa/kernels/rowwise/rowwise_cuda.h"
+#include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
+#include "cyfa/ops/dense/cross_entropy.h"
 #include "cyfa/ops/dense/rowwise_cuda.h"
 
 namespace cyfa::fused {
@@ -59,6 +61,7 @@ class Linear : public torch::autograd::Function<Linear> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const ops::WithoutAutocast plain_types;
     const at::Tensor x = ctx->get_saved_variables()[0], grad = as_rows(grads[0]);
     const auto w = kept<Accumulated>(ctx);
     add_product(w.grad, grad, as_rows(x));
@@ -245,6 +248,7 @@ class FlowFunction : public torch::autograd::Function<FlowFunction> {
     }
     C10_CUDA_CHECK(rowwise::sum_parts_cuda(sum, stream()));
 
+    const ops::WithoutAutocast plain_types;
     const at::Tensor grad_gate = as_rows(grads[6]);
     at::Tensor low = grad_y.narrow(1, at.gate(), at.rank);
     at::mm_out(low, grad_gate, w.gate_second.value);
@@ -288,7 +292,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const c10::cuda::CUDAGuard guard(x.device());
     const int64_t N = x.size(0), V = weight.value.size(0);
     const auto single = x.options().dtype(at::kFloat);
-    const at::Tensor share = at::reciprocal(targets.ge(0).sum().clamp_min(1).to(at::kFloat));
+    const at::Tensor share = at::reciprocal(targets.ne(ops::kIgnore).sum().clamp_min(1).to(at::kFloat));
     const at::Tensor losses = at::empty({N}, single), grad_x = at::empty_like(x), grad_weight = at::empty({V, x.size(1)}, single);
     const int64_t most = std::clamp<int64_t>(kLogits / V, 256, 8192);
     if (N == 0) grad_weight.zero_();
@@ -301,6 +305,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
       p.width = V;
       p.logits = logits.mutable_data_ptr();
       p.targets = targets.const_data_ptr<int64_t>() + begin;
+      p.ignore = ops::kIgnore;
       p.share = share.const_data_ptr<float>();
       p.loss = losses.data_ptr<float>() + begin;
       C10_CUDA_CHECK(rowwise::loss_cuda(p, stream()));

@@ -1,5 +1,5 @@
 // The decode step of step.h. One sweep over the rows of the state gates them, adds the write and sums the output. The delta rules need S'^T
-// k before they can write, which takes a first sweep.
+// k before they can write, which takes a first sweep; gates of columns act in that one.
 #include "cyfa/kernels/recurrence/step.h"
 
 #include <algorithm>
@@ -20,11 +20,17 @@ void pair_step(const StepParams& p, int64_t pair, const Gates& gates, float* u) 
   const float* v = p.v + pair * p.V;
   float* state = p.state + pair * p.K * p.V;
   float* o = p.o + pair * p.V;
+  const auto gate_columns = [&](float* row) {
+    if (gates.column == nullptr) return;
+#pragma omp simd
+    for (int64_t j = 0; j < p.V; ++j) row[j] *= gates.column[j];
+  };
   std::copy_n(v, p.V, u);
   if (p.beta != nullptr) {
     for (int64_t i = 0; i < p.K; ++i) {
       const float weight = gates.row[i] * k[i];
-      const float* row = state + i * p.V;
+      float* row = state + i * p.V;
+      gate_columns(row);
 #pragma omp simd
       for (int64_t j = 0; j < p.V; ++j) u[j] -= weight * row[j];
     }
@@ -35,10 +41,7 @@ void pair_step(const StepParams& p, int64_t pair, const Gates& gates, float* u) 
     float* row = state + i * p.V;
     const float gate = gates.row[i];
     const float query = p.scale * q[i];
-    if (gates.column != nullptr) {
-#pragma omp simd
-      for (int64_t j = 0; j < p.V; ++j) row[j] *= gates.column[j];
-    }
+    if (p.beta == nullptr) gate_columns(row);
 #pragma omp simd
     for (int64_t j = 0; j < p.V; ++j) {
       row[j] = gate * row[j] + k[i] * u[j];

@@ -14,7 +14,7 @@ struct StepParams {
   const float* k = nullptr;          // [pairs, K]
   const float* v = nullptr;          // [pairs, V]
   const float* log_alpha = nullptr;  // [pairs], [pairs, K] or [pairs, V] as the gate says; null for kNone
-  const float* beta = nullptr;       // [pairs]; null: no delta rule. Not supported with Gate::kColumn
+  const float* beta = nullptr;       // [pairs]; null: no delta rule
   float scale = 1.0F;
   float* state = nullptr;  // [pairs, K, V], updated in place
   float* o = nullptr;      // [pairs, V]

@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kLossThreads) loss_kernel(LossCuda p) {
   const int64_t row = blockIdx.x, target = p.targets[row];
   const int vectors = static_cast<int>(p.width / kVector);
   T* logits = static_cast<T*>(p.logits) + row * p.width;
-  const bool counts = target >= 0;
+  const bool counts = target != p.ignore;
   if (!counts) {
     if (threadIdx.x == 0) p.loss[row] = 0;
     for (int i = threadIdx.x; p.share != nullptr && i < vectors; i += kLossThreads) store(logits, i, Eight{});
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kLossThreads) loss_kernel(LossCuda p) {
   __syncthreads();
   seen = warps[0];
   for (int w = 1; w < kLossWarps; ++w) seen.add(warps[w].most, warps[w].sum);
-  if (threadIdx.x == 0) p.loss[row] = target < p.width ? seen.most + logf(seen.sum) - number(logits[target]) : nanf("");
+  if (threadIdx.x == 0) p.loss[row] = target >= 0 && target < p.width ? seen.most + logf(seen.sum) - number(logits[target]) : nanf("");
   if (p.share == nullptr) return;
   __syncthreads();  // the target's logit has been read before it is overwritten
   const float share = *p.share, scale = share / seen.sum;

@@ -170,15 +170,17 @@ struct GatesCuda {
 cudaError_t gates_cuda(const GatesCuda& p, cudaStream_t stream);
 cudaError_t gates_backward_cuda(const GatesCuda& p, cudaStream_t stream);
 
-// Cross entropy: loss[row] = -log softmax(logits[row])[target]. A target below 0 is ignored: its loss is 0. A target of `width` or more
-// gives NaN. With `share`, the logits are overwritten by their gradient (softmax - one_hot(target)) * share, and by zeros in ignored rows.
+// Cross entropy: loss[row] = -log softmax(logits[row])[target]. A target equal to `ignore` is ignored: its loss is 0. Any other outside of
+// 0 .. width - 1 gives NaN. With `share`, the logits are overwritten by their gradient (softmax - one_hot(target)) * share, and by zeros in
+// ignored rows.
 struct LossCuda {
   RowType type = RowType::kFloat32;
   int64_t rows = 0, width = 0;       // width: a multiple of 8
   void* logits = nullptr;            // [rows, width]
   const int64_t* targets = nullptr;  // [rows]
-  const float* share = nullptr;      // [1], in device memory: factor of the gradient, 1 / number of targets for a mean; null: no gradient
-  float* loss = nullptr;             // [rows]
+  int64_t ignore = -1;
+  const float* share = nullptr;  // [1], in device memory: factor of the gradient, 1 / number of targets for a mean; null: no gradient
+  float* loss = nullptr;         // [rows]
 };
 cudaError_t loss_cuda(const LossCuda& p, cudaStream_t stream);
 

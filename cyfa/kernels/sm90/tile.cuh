@@ -69,11 +69,7 @@ __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.
 // Barrier `id` for `threads` threads of the block; others do not take part.
 __device__ __forceinline__ void named_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
-// cp.async of 16 bytes from global to shared memory; zeros if not `valid`.
-__device__ __forceinline__ void copy_async_16(uint32_t to, const void* from, bool valid) {
-  const int bytes = valid ? 16 : 0;  // the hardware fills the remaining bytes with zeros
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
+// Groups of cp.async.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {

@@ -13,6 +13,17 @@ std::string describe(at::IntArrayRef sizes) {
   return out.str();
 }
 
+void same_count(const char* op, const char* name, at::TensorList x, at::TensorList wanted) {
+  if (x.size() != wanted.size())
+    fail(op, std::string(name) + " holds " + std::to_string(x.size()) + " tensors, wanted " + std::to_string(wanted.size()));
+}
+
+void like(const char* op, const std::string& name, const at::Tensor& x, const at::Tensor& wanted, at::Device device) {
+  if (x.sizes() != wanted.sizes()) fail(op, name + " has shape " + describe(x.sizes()) + ", wanted " + describe(wanted.sizes()));
+  same_dtype(op, name.c_str(), x, "q", wanted.scalar_type());
+  same_device(op, name.c_str(), x, "q", device);
+}
+
 }  // namespace
 
 void fail(const char* op, const std::string& what) { throw ArgumentError(std::string(op) + ": " + what); }
@@ -52,6 +63,23 @@ void same_dtype(const char* op, const char* name, const at::Tensor& x, const cha
 void same_device(const char* op, const char* name, const at::Tensor& x, const char* other_name, at::Device wanted) {
   if (x.device() == wanted) return;
   fail(op, std::string(name) + " is on " + x.device().str() + ", wanted " + wanted.str() + " (as " + other_name + ")");
+}
+
+void saved(const char* op, at::TensorList saved, at::TensorList wanted, at::Device device) {
+  same_count(op, "saved", saved, wanted);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const std::string name = "saved[" + std::to_string(i) + "]";
+    if (!saved[i].defined()) fail(op, name + " is missing, wanted what forward saved");
+    like(op, name, saved[i], wanted[i], device);
+    if (!saved[i].is_contiguous()) fail(op, name + " is a strided view, wanted what forward saved");
+  }
+}
+
+void gradients(const char* op, at::TensorList gradients, at::TensorList wanted, at::Device device) {
+  same_count(op, "grads", gradients, wanted);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (gradients[i].defined()) like(op, "grads[" + std::to_string(i) + "]", gradients[i], wanted[i], device);
+  }
 }
 
 void borders(const char* op, const at::Tensor& cu_seqlens, int64_t B, at::Device device) {

@@ -31,6 +31,12 @@ void floating(const char* op, const char* name, const at::Tensor& x);  // fp64, 
 void same_dtype(const char* op, const char* name, const at::Tensor& x, const char* other_name, at::ScalarType wanted);
 void same_device(const char* op, const char* name, const at::Tensor& x, const char* other_name, at::Device wanted);
 
+// The tensors that a backward gets, which through the dispatcher may come from anywhere. Throws unless they are as many as `wanted`, have
+// its shapes and types (its device does not matter) and are on `device`. A gradient may be undefined or strided; what forward saved may
+// not.
+void saved(const char* op, at::TensorList saved, at::TensorList wanted, at::Device device);
+void gradients(const char* op, at::TensorList gradients, at::TensorList wanted, at::Device device);
+
 // The cu_seqlens of a packed batch: [N + 1] integers on the CPU or on q's device, with B = 1. Checks everything that does not need the
 // values.
 void borders(const char* op, const at::Tensor& cu_seqlens, int64_t B, at::Device device);

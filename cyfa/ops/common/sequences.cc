@@ -11,9 +11,14 @@
 
 namespace cyfa::ops {
 
+namespace {
+
+constexpr int64_t kMaxChunk = 4096;
+constexpr int64_t kMaxSegmentChunks = 1 << 20;
+
+}  // namespace
+
 SegmentSize segment_size(const char* op, int64_t chunk, int64_t segment_chunks, int64_t heads, at::Device device) {
-  constexpr int64_t kMaxChunk = 4096;
-  constexpr int64_t kMaxSegmentChunks = 1 << 20;
   if (chunk < 0 || chunk > kMaxChunk) {
     check::fail(op, "chunk is " + std::to_string(chunk) + ", wanted 1 to " + std::to_string(kMaxChunk) + ", or 0 for the default");
   }
@@ -28,6 +33,16 @@ SegmentSize segment_size(const char* op, int64_t chunk, int64_t segment_chunks, 
   // work as possible.
   size.lanes = device.is_cpu() ? 0 : std::max<int64_t>(1, 1024 / heads);
   return size;
+}
+
+SegmentSize segment_size(const char* op, at::IntArrayRef sizes) {
+  const bool good =
+      sizes.size() == 3 && sizes[0] >= 1 && sizes[0] <= kMaxChunk && sizes[1] >= 1 && sizes[1] <= kMaxSegmentChunks && sizes[2] >= 0;
+  if (!good) {
+    check::fail(op, "the segment size is " + c10::str(sizes) + ", wanted [chunk, chunks, lanes] with chunk 1 to " +
+                        std::to_string(kMaxChunk) + ", chunks 1 to " + std::to_string(kMaxSegmentChunks) + " and lanes of at least 0");
+  }
+  return {sizes[0], sizes[1], sizes[2]};
 }
 
 std::vector<int64_t> batch_offsets(int64_t B, int64_t T) {
@@ -79,6 +94,7 @@ std::vector<Segment> plan_segments(const std::vector<int64_t>& offsets, const Se
 }
 
 std::vector<WalkTask> plan_tasks(std::vector<Segment> segments, int64_t heads, at::Device device) {
+  if (!device.is_cpu()) return {{0, heads, std::move(segments)}};
   // All segments of a group of lanes are one job. Jobs are dealt to buckets, whose number depends on the work only and not on the number of
   // threads, so that sums over several tasks always have the same order.
   constexpr int64_t kTasks = 32;
@@ -87,34 +103,29 @@ std::vector<WalkTask> plan_tasks(std::vector<Segment> segments, int64_t heads, a
     if (s.slot < 0) jobs.emplace_back();
     jobs.back().push_back(std::move(s));
   }
-  const int64_t buckets = std::min<int64_t>(static_cast<int64_t>(jobs.size()), (kTasks + heads - 1) / heads);
-  const bool apart = device.is_cpu() && !at::in_parallel_region() && buckets * heads >= at::get_num_threads();
+  const size_t buckets = std::min<size_t>(jobs.size(), static_cast<size_t>((kTasks + heads - 1) / heads));
   std::vector<WalkTask> tasks;
-  for (int64_t h = 0; h < (apart ? heads : 1); ++h) {
-    for (int64_t b = 0; b < (apart ? buckets : 1); ++b) {
-      WalkTask task{h, apart ? 1 : heads, {}};
-      for (size_t j = static_cast<size_t>(b); j < jobs.size(); j += static_cast<size_t>(apart ? buckets : 1)) {
-        task.segments.insert(task.segments.end(), jobs[j].begin(), jobs[j].end());
-      }
+  for (int64_t h = 0; h < heads; ++h) {
+    for (size_t b = 0; b < buckets; ++b) {
+      WalkTask task{h, 1, {}};
+      for (size_t j = b; j < jobs.size(); j += buckets) task.segments.insert(task.segments.end(), jobs[j].begin(), jobs[j].end());
       tasks.push_back(std::move(task));
     }
   }
   return tasks;
 }
 
-void run_tasks(const std::vector<WalkTask>& tasks, const std::function<void(size_t)>& f) {
-  if (tasks.size() == 1) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    f(0);
-    return;
-  }
+void run_tasks(size_t count, at::Device device, const std::function<void(size_t)>& f) {
   std::atomic<size_t> next{0};
-  at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t begin, int64_t end) {
+  const auto work = [&](int64_t, int64_t) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    for (int64_t thread = begin; thread < end; ++thread) {
-      for (size_t i = next++; i < tasks.size(); i = next++) f(i);
-    }
-  });
+    for (size_t i = next++; i < count; i = next++) f(i);
+  };
+  if (device.is_cpu()) {
+    at::parallel_for(0, at::get_num_threads(), 1, work);
+  } else {
+    work(0, 1);
+  }
 }
 
 int64_t saved_state_rows(bool packed, int64_t B, int64_t T, const SegmentSize& size) {

@@ -33,6 +33,10 @@ struct SegmentSize {
 // The sizes that a call asks for; 0 selects the measured default. Throws ArgumentError for impossible values.
 SegmentSize segment_size(const char* op, int64_t chunk, int64_t segment_chunks, int64_t heads, at::Device device);
 
+// The sizes that come through the dispatcher as the list {chunk, chunks, lanes}. Throws ArgumentError unless they are ones that
+// segment_size could have made.
+SegmentSize segment_size(const char* op, at::IntArrayRef sizes);
+
 // Offsets [B + 1] of B sequences of T tokens.
 std::vector<int64_t> batch_offsets(int64_t B, int64_t T);
 
@@ -47,13 +51,13 @@ struct WalkTask {
   std::vector<Segment> segments;
 };
 
-// Groups segments into tasks. On a CPU a task is one head of a few sequences, so that its working set stays in one core's cache. If that
-// gives fewer tasks than threads, and on any other device, there is a single task with all heads and ATen parallelises inside. The grouping
-// does not change what is computed for a sequence.
+// Groups segments into tasks. On a CPU a task is one head of a few sequences, so that its working set stays in one core's cache; on any
+// other device there is a single task with all heads. The grouping depends on the work alone.
 std::vector<WalkTask> plan_tasks(std::vector<Segment> segments, int64_t heads, at::Device device);
 
-// Runs f(i) for every task, in parallel if there are several, below autograd.
-void run_tasks(const std::vector<WalkTask>& tasks, const std::function<void(size_t)>& f);
+// Runs f(i) for i = 0 .. count - 1, below autograd. On a CPU each call runs on one thread, also if there are fewer of them than threads:
+// with threads inside a call, ATen and its matrix products would round differently for different numbers of threads.
+void run_tasks(size_t count, at::Device device, const std::function<void(size_t)>& f);
 
 // Upper bound of the rows of saved states that a plan needs, for B sequences of T tokens or one packed batch of T tokens.
 int64_t saved_state_rows(bool packed, int64_t B, int64_t T, const SegmentSize& size);

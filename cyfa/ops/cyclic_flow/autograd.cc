@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/cyclic_flow/impl.h"
 
@@ -42,11 +43,21 @@ TensorVector pack(const CyclicFlowInputs& in) {
 }
 
 CyclicFlowInputs unpack(at::TensorList present, at::IntArrayRef places) {
+  if (present.size() != places.size()) {
+    check::fail(kCyclicFlow, "got " + std::to_string(present.size()) + " inputs and " + std::to_string(places.size()) +
+                                 " places, wanted a place for each input");
+  }
   TensorVector x(kInputs);
-  for (size_t i = 0; i < places.size(); ++i) x[static_cast<size_t>(places[i])] = present[i];
+  for (size_t i = 0; i < places.size(); ++i) {
+    const auto place = static_cast<size_t>(places[i]);  // a negative one becomes too large
+    if (place >= kInputs || x[place].defined())
+      check::fail(kCyclicFlow, "places are " + c10::str(places) + ", wanted different numbers from 0 to " + std::to_string(kInputs - 1));
+    if (!present[i].defined()) check::fail(kCyclicFlow, "input " + std::to_string(i) + " is missing, wanted a tensor for each place");
+    x[place] = present[i];
+  }
   const auto optional = [](const Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; };
   CyclicFlowInputs in{x[0], x[1], x[2], x[3], x[4], x[5], x[6], optional(x[7]), optional(x[8]), std::nullopt, optional(x[12])};
-  if (x[9].defined()) in.initial_state = CyclicFlowState{x[9], x[10], x[11]};
+  if (x[9].defined() || x[10].defined() || x[11].defined()) in.initial_state = CyclicFlowState{x[9], x[10], x[11]};
   return in;
 }
 
@@ -73,23 +84,37 @@ TensorVector from_optionals(const OptionalList& list) {
   return x;
 }
 
+// The settings of a call, which may come from anywhere.
 CyclicFlowSettings settings_of(double scale, double norm_eps, at::IntArrayRef segment_size, int64_t keep, c10::string_view backend) {
+  check::scale(kCyclicFlow, scale);
+  check::norm_eps(kCyclicFlow, norm_eps);
+  if (keep < static_cast<int64_t>(Keep::kNothing) || keep > static_cast<int64_t>(Keep::kStatesAndScores))
+    check::fail(kCyclicFlow, "keep is " + std::to_string(keep) + ", wanted 0, 1 or 2");
   CyclicFlowSettings s;
   s.backend = parse_backend(std::string_view(backend.data(), backend.size()));
   s.scale = scale;
   s.norm_eps = norm_eps;
-  s.size = {segment_size[0], segment_size[1], segment_size[2]};
+  s.size = ops::segment_size(kCyclicFlow, segment_size);
   s.keep = static_cast<Keep>(keep);
   return s;
 }
 
+// The backend of this name; throws if it does not take the inputs.
+const CyclicFlowBackend& accepting_backend(Backend id, const CyclicFlowInputs& in) {
+  const CyclicFlowBackend& backend = cyclic_flow_backend(id);
+  choose_backend(kCyclicFlow, id, {{id, backend.refusal(in)}});
+  return backend;
+}
+
 TensorVector forward_kernel(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size,
                             int64_t keep, bool final_state, c10::string_view backend) {
+  const WithoutAutocast plain_types;
   const CyclicFlowInputs in = unpack(inputs, places);
   CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, keep, backend);
   settings.final_state = final_state;
+  check_cyclic_flow(in);
   check::log_alpha(kCyclicFlow, in.log_alpha);
-  return pack(cyclic_flow_backend(settings.backend).forward(in, settings), final_state);
+  return pack(accepting_backend(settings.backend, in).forward(in, settings), final_state);
 }
 
 TensorVector forward_meta(at::TensorList inputs, at::IntArrayRef places, double scale, double norm_eps, at::IntArrayRef segment_size,
@@ -98,7 +123,7 @@ TensorVector forward_meta(at::TensorList inputs, at::IntArrayRef places, double 
   const CyclicFlowShape shape = check_cyclic_flow(in);
   const CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, keep, backend);
   CyclicFlowForward out = empty_cyclic_flow_forward(in, shape);
-  out.saved = cyclic_flow_backend(settings.backend).empty_saved(in, shape, settings);
+  out.saved = cyclic_flow_backend(settings.backend).empty_saved(in.q.options(), shape, settings);
   return pack(std::move(out), final_state);
 }
 
@@ -124,11 +149,22 @@ TensorVector pack(const CyclicFlowGradients& g) {
 
 TensorVector backward_kernel(at::TensorList inputs, at::IntArrayRef places, at::TensorList saved, const OptionalList& grads, double scale,
                              double norm_eps, at::IntArrayRef segment_size, int64_t keep, c10::string_view backend) {
+  const WithoutAutocast plain_types;
   const CyclicFlowInputs in = unpack(inputs, places);
   const CyclicFlowSettings settings = settings_of(scale, norm_eps, segment_size, keep, backend);
+  const CyclicFlowShape shape = check_cyclic_flow(in);
+  const CyclicFlowBackend& by = accepting_backend(settings.backend, in);
+  if (settings.keep == Keep::kNothing) check::fail(kCyclicFlow, "keep is 0, wanted 1 or 2: forward saved nothing for a backward");
+  const auto nowhere = in.q.options().device(at::kMeta);
+  check::saved(kCyclicFlow, saved, by.empty_saved(nowhere, shape, settings), in.q.device());
   const TensorVector g = from_optionals(grads);
-  const CyclicFlowOutputGradients grad{g[0], {g[1], g[2], g[3]}};
-  return pack(cyclic_flow_backend(settings.backend).backward(in, settings, saved, grad));
+  check::gradients(kCyclicFlow, g,
+                   {at::empty({shape.B, shape.T, shape.H, shape.V}, nowhere),
+                    at::empty({shape.N, shape.H, shape.K, shape.M}, nowhere.dtype(shape.compute)),
+                    at::empty({shape.N, shape.H, shape.M, shape.V}, nowhere.dtype(shape.compute)),
+                    at::empty({shape.N, shape.H}, nowhere.dtype(at::kDouble))},
+                   in.q.device());
+  return pack(by.backward(in, settings, saved, {g[0], {g[1], g[2], g[3]}}));
 }
 
 TensorVector backward_meta(at::TensorList inputs, at::IntArrayRef places, at::TensorList, const OptionalList&, double, double,

@@ -1,8 +1,10 @@
 // Entry point of cyclic_flow: argument checks, defaults, choice of the backend, shapes of the results.
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/cyclic_flow/impl.h"
 #include "cyfa/ops/cyclic_flow/readout.h"
@@ -156,14 +158,15 @@ std::vector<BackendOffer> cyclic_flow_backends(const CyclicFlowInputs& in) {
 }
 
 CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowOptions& options) {
+  const WithoutAutocast plain_types;
   const CyclicFlowShape shape = check_cyclic_flow(in);
   CyclicFlowSettings settings;
   settings.backend = choose_backend(kOp, options.backend, offers_of(in));
   settings.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.K)));
-  settings.norm_eps = options.norm_eps;
+  settings.norm_eps = std::max(options.norm_eps, kLeastNormEps);
   settings.final_state = options.final_state;
   check::scale(kOp, settings.scale);
-  check::norm_eps(kOp, settings.norm_eps);
+  check::norm_eps(kOp, options.norm_eps);
   settings.size = segment_size(kOp, options.chunk, options.segment_chunks, shape.H, in.q.device());
   if (!needs_gradient(in)) {
     settings.keep = Keep::kNothing;
@@ -174,9 +177,12 @@ CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowOptions
 }
 
 at::Tensor cyclic_flow_readout_table(const at::Tensor& readout) {
-  check::shape("cyclic_flow_readout_table", "readout", readout, {{"H", -1}, {"m", -1}, {"m", readout.dim() == 3 ? readout.size(1) : -1}});
-  check::floating("cyclic_flow_readout_table", "readout", readout);
-  if (readout.size(1) % 2 == 0) check::fail("cyclic_flow_readout_table", "m is " + std::to_string(readout.size(1)) + ", wanted odd");
+  constexpr const char* kTable = "cyclic_flow_readout_table";
+  const WithoutAutocast plain_types;
+  check::shape(kTable, "readout", readout, {{"H", -1}, {"m", -1}, {"m", -1}});
+  check::shape(kTable, "readout", readout, {{"H", -1}, {"m", -1}, {"m", readout.size(1)}});
+  check::floating(kTable, "readout", readout);
+  if (readout.size(1) % 2 == 0) check::fail(kTable, "m is " + std::to_string(readout.size(1)) + ", wanted odd");
   return readout_table(readout.detach(), readout.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 

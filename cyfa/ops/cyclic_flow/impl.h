@@ -10,6 +10,10 @@ namespace cyfa::ops {
 
 inline constexpr const char* kCyclicFlow = "cyclic_flow";
 
+// Added to the mean square of a row even if norm_eps is 0, so that the norm of a zero row is zero: far below the square of any number that
+// matters, and a normal fp32 number also after the scaling of call_padded (sm90_shapes.cc).
+inline constexpr double kLeastNormEps = 1e-37;
+
 // What forward saves for backward. The numbers are part of the dispatcher's schema.
 enum class Keep : int64_t { kNothing = 0, kStates = 1, kStatesAndScores = 2 };
 
@@ -64,8 +68,8 @@ struct CyclicFlowBackend {
   CyclicFlowForward (*forward)(const CyclicFlowInputs& in, const CyclicFlowSettings& settings);
   CyclicFlowGradients (*backward)(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, at::TensorList saved,
                                   const CyclicFlowOutputGradients& grad);
-  // The tensors that forward saves, uninitialised. It reads shapes alone, and so serves meta tensors.
-  std::vector<at::Tensor> (*empty_saved)(const CyclicFlowInputs& in, const CyclicFlowShape& shape, const CyclicFlowSettings& settings);
+  // The tensors that forward saves, uninitialised, for a q of these options: device and type.
+  std::vector<at::Tensor> (*empty_saved)(const at::TensorOptions& q, const CyclicFlowShape& shape, const CyclicFlowSettings& settings);
 };
 
 CyclicFlowBackend cyclic_flow_sm90();       // kernels for Hopper; refuses in a build without CUDA

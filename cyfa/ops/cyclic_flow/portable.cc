@@ -83,12 +83,12 @@ struct Saved {
   explicit Saved(at::TensorList all) : k(all[0]), v(all[1]), clock(all[2]), scores(all[3]) {}
 };
 
-std::vector<at::Tensor> empty_saved(const CyclicFlowInputs& in, const CyclicFlowShape& s, const CyclicFlowSettings& settings) {
-  const auto compute = in.q.options().dtype(s.compute);
+std::vector<at::Tensor> empty_saved(const at::TensorOptions& q, const CyclicFlowShape& s, const CyclicFlowSettings& settings) {
+  const auto compute = q.dtype(s.compute);
   const bool kept = settings.keep != Keep::kNothing;
   const int64_t rows = kept ? saved_state_rows(s.packed, s.B, s.T, settings.size) : 0;
   return {at::empty({rows, s.H, s.K, s.M}, compute), at::empty({rows, s.H, s.M, s.V}, compute),
-          at::empty({kept ? s.B * s.T : 0, s.H}, in.q.options().dtype(at::kDouble)),
+          at::empty({kept ? s.B * s.T : 0, s.H}, q.dtype(at::kDouble)),
           at::empty({settings.keep == Keep::kStatesAndScores ? s.B * s.T : 0, s.H, s.M}, compute)};
 }
 
@@ -97,15 +97,16 @@ std::string take_all(const CyclicFlowInputs&) { return ""; }
 CyclicFlowForward forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings) {
   const CyclicFlowShape shape = check_cyclic_flow(in);
   const std::vector<WalkTask> tasks = plan_tasks(plan_segments(cyclic_flow_offsets(in, shape), settings.size), shape.H, in.q.device());
-  const at::Tensor table = readout_table(in.readout, shape.compute);
+  at::Tensor table;
+  run_tasks(1, in.q.device(), [&](size_t) { table = readout_table(in.readout, shape.compute); });
   CyclicFlowForward out = empty_cyclic_flow_forward(in, shape);  // the final states are the running ones
-  out.saved = empty_saved(in, shape, settings);
+  out.saved = empty_saved(in.q.options(), shape, settings);
   const Saved saved(out.saved);
   start_from(out.final_state.k, given(in.initial_state, &CyclicFlowState::k));
   start_from(out.final_state.v, given(in.initial_state, &CyclicFlowState::v));
   start_from(out.final_state.clock, given(in.initial_state, &CyclicFlowState::clock));
 
-  run_tasks(tasks, [&](size_t i) {
+  run_tasks(tasks.size(), in.q.device(), [&](size_t i) {
     const WalkTask& task = tasks[i];
     const Walk walk(in, shape, settings, table, task);
     const auto mine = [&](const at::Tensor& x) { return some_heads(x, task); };
@@ -141,7 +142,8 @@ CyclicFlowGradients backward(const CyclicFlowInputs& in, const CyclicFlowSetting
   const Saved saved(all_saved);
   const CyclicFlowShape shape = check_cyclic_flow(in);
   const std::vector<WalkTask> tasks = plan_tasks(plan_segments(cyclic_flow_offsets(in, shape), settings.size), shape.H, in.q.device());
-  const at::Tensor table = readout_table(in.readout, shape.compute);
+  at::Tensor table;
+  run_tasks(1, in.q.device(), [&](size_t) { table = readout_table(in.readout, shape.compute); });
   CyclicFlowGradients out = empty_cyclic_flow_gradients(in);
   const auto compute = in.q.options().dtype(shape.compute);
   // Running gradients of the states; at the end they are the gradients of the initial states.
@@ -157,7 +159,7 @@ CyclicFlowGradients backward(const CyclicFlowInputs& in, const CyclicFlowSetting
   const at::Tensor grad_k_weight = at::zeros_like(grad_q_weight);
   const at::Tensor grad_o = grad.o.defined() ? flat(grad.o) : at::zeros({1}, compute).expand({shape.B * shape.T, shape.H, shape.V});
 
-  run_tasks(tasks, [&](size_t i) {
+  run_tasks(tasks.size(), in.q.device(), [&](size_t i) {
     const WalkTask& task = tasks[i];
     const Walk walk(in, shape, settings, table, task);
     const auto mine = [&](const at::Tensor& x) { return some_heads(x, task); };
@@ -218,11 +220,13 @@ CyclicFlowGradients backward(const CyclicFlowInputs& in, const CyclicFlowSetting
     }
   });
 
-  const at::Tensor grad_table = at::zeros_like(table);
-  for (size_t i = 0; i < tasks.size(); ++i) grad_table.narrow(0, tasks[i].head, tasks[i].heads).add_(grad_tables[i]);
-  out.readout.copy_(readout_table_backward(grad_table));
-  if (in.q_norm_weight) out.q_norm_weight.copy_(grad_q_weight.sum(0));
-  if (in.k_norm_weight) out.k_norm_weight.copy_(grad_k_weight.sum(0));
+  run_tasks(1, in.q.device(), [&](size_t) {
+    const at::Tensor grad_table = at::zeros_like(table);
+    for (size_t i = 0; i < tasks.size(); ++i) grad_table.narrow(0, tasks[i].head, tasks[i].heads).add_(grad_tables[i]);
+    out.readout.copy_(readout_table_backward(grad_table));
+    if (in.q_norm_weight) out.q_norm_weight.copy_(grad_q_weight.sum(0));
+    if (in.k_norm_weight) out.k_norm_weight.copy_(grad_k_weight.sum(0));
+  });
   if (in.initial_state) {
     out.initial_state.k.copy_(running_k);
     out.initial_state.v.copy_(running_v);

@@ -1,6 +1,7 @@
 // See readout.h.
 #include "cyfa/ops/cyclic_flow/readout.h"
 
+#include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 
 #include <cmath>
@@ -116,6 +117,7 @@ at::Tensor read_slots_backward(const SlotReadout& forward, const ClockPhases& ph
 }
 
 at::Tensor cyclic_flow_slots(const at::Tensor& rows, const at::Tensor& clock) {
+  const WithoutAutocast plain_types;
   const int64_t M = rows.size(2);
   const ClockPhases phases(clock.to(at::kDouble), M, rows.scalar_type());
   const at::Tensor pairs = at::view_as_complex(rows.transpose(2, 3).contiguous().unflatten(3, {M / 2, 2}));  // [N, H, X, M / 2]

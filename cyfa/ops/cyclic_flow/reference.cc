@@ -61,7 +61,7 @@ void fill(const at::Tensor& to, const std::vector<double>& from) {
 
 std::string take_all(const CyclicFlowInputs&) { return ""; }
 
-std::vector<at::Tensor> save_nothing(const CyclicFlowInputs&, const CyclicFlowShape&, const CyclicFlowSettings&) { return {}; }
+std::vector<at::Tensor> save_nothing(const at::TensorOptions&, const CyclicFlowShape&, const CyclicFlowSettings&) { return {}; }
 
 CyclicFlowForward forward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings) {
   CyclicFlowForward out = empty_cyclic_flow_forward(in, check_cyclic_flow(in));

@@ -13,6 +13,7 @@
 
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_backward.h"
 #include "cyfa/kernels/cyclic_flow/sm90/sm90_forward.h"
+#include "cyfa/ops/common/check.h"
 #include "cyfa/ops/cyclic_flow/sm90.h"
 
 namespace cyfa::ops::sm90 {
@@ -127,6 +128,7 @@ struct KernelInputs {
     }
     p.scale = static_cast<float>(settings.scale);
     p.norm_eps = static_cast<float>(settings.norm_eps);
+    if (const char* reason = cyclic_flow::sm90_forward_refusal(p)) check::fail(kCyclicFlow, std::string("backend sm90 refuses: ") + reason);
     if (in.initial_state) {
       state_k = plain(in.initial_state->k, at::kFloat);
       state_v = plain(in.initial_state->v, at::kFloat);
@@ -182,8 +184,8 @@ CyclicFlowForward forward(const CyclicFlowInputs& in, const CyclicFlowSettings& 
   const KernelInputs inputs(in, settings);
   CyclicFlowForward out = empty_cyclic_flow_forward(in, inputs.shape, settings.final_state);
   const bool kept = settings.keep == Keep::kStatesAndScores;
-  out.saved = empty_saved(in, inputs.shape, kept);
-  run_forward(inputs, Saved(kept ? out.saved : empty_saved(in, inputs.shape, true)), kept, false, out.o, out.final_state);
+  out.saved = empty_saved(in.q.options(), inputs.shape, kept);
+  run_forward(inputs, Saved(kept ? out.saved : empty_saved(in.q.options(), inputs.shape, true)), kept, false, out.o, out.final_state);
   return out;
 }
 
@@ -213,7 +215,7 @@ CyclicFlowGradients backward(const CyclicFlowInputs& in, const CyclicFlowSetting
   Saved kept(saved);
   const bool norms = in.q_norm_weight || in.k_norm_weight;
   if (kept.scores.numel() == 0 || (p.in.normalise_first && norms && !in.initial_state)) {
-    kept = Saved(empty_saved(in, s, true));
+    kept = Saved(empty_saved(in.q.options(), s, true));
     const CyclicFlowState final_state{at::empty({0}, single), at::empty({0}, single), at::empty({s.N, s.H}, single.dtype(at::kDouble))};
     // o is written to out.v, which the gradient of v overwrites later.
     run_forward(inputs, kept, true, p.in.normalise_first, out.v, final_state);

@@ -25,7 +25,7 @@ struct Saved {
 };
 
 // Uninitialised, or without elements where nothing is `kept`. The sizes are upper bounds that follow from shapes alone.
-std::vector<at::Tensor> empty_saved(const CyclicFlowInputs& in, const CyclicFlowShape& shape, bool kept);
+std::vector<at::Tensor> empty_saved(const at::TensorOptions& q, const CyclicFlowShape& shape, bool kept);
 
 // In sm90.cc.
 std::string refusal(const CyclicFlowInputs& in);

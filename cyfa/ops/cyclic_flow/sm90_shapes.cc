@@ -9,15 +9,15 @@
 namespace cyfa::ops {
 namespace sm90 {
 
-std::vector<at::Tensor> empty_saved(const CyclicFlowInputs& in, const CyclicFlowShape& s, bool kept) {
+std::vector<at::Tensor> empty_saved(const at::TensorOptions& q, const CyclicFlowShape& s, bool kept) {
   const int64_t sections = (s.M + kSectionSlots - 1) / kSectionSlots, slots = sections * kSectionSlots;
   // Each of N packed sequences may end in a partial tile.
   const int64_t tiles = s.packed ? s.B * s.T / kTileTokens + s.N : s.B * ((s.T + kTileTokens - 1) / kTileTokens);
   const int64_t tokens = s.B * s.T;
-  const auto single = in.q.options().dtype(at::kFloat);
-  return {at::empty({kept ? sections * (tiles * s.H * 2 + 1) : 0, kSectionSlots, std::max(s.K, s.V)}, in.q.options()),
+  const auto single = q.dtype(at::kFloat);
+  return {at::empty({kept ? sections * (tiles * s.H * 2 + 1) : 0, kSectionSlots, std::max(s.K, s.V)}, q),
           at::empty({kept ? s.H * slots * slots / 2 + s.H + s.K : 0}, single), at::empty({kept ? 5 : 0, s.H, tokens}, single),
-          at::empty({kept ? tokens : 0, s.H, slots}, in.q.options().dtype(at::kHalf))};
+          at::empty({kept ? tokens : 0, s.H, slots}, q.dtype(at::kHalf))};
 }
 
 #ifndef CYFA_CUDA
@@ -32,8 +32,8 @@ CyclicFlowGradients backward(const CyclicFlowInputs&, const CyclicFlowSettings&,
 
 namespace {
 
-std::vector<at::Tensor> empty_saved_of_settings(const CyclicFlowInputs& in, const CyclicFlowShape& s, const CyclicFlowSettings& settings) {
-  return empty_saved(in, s, settings.keep == Keep::kStatesAndScores);
+std::vector<at::Tensor> empty_saved_of_settings(const at::TensorOptions& q, const CyclicFlowShape& s, const CyclicFlowSettings& settings) {
+  return empty_saved(q, s, settings.keep == Keep::kStatesAndScores);
 }
 
 // The width of the kernels that serve heads of `columns`.

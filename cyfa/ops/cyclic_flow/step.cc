@@ -1,13 +1,18 @@
 // cyclic_flow_step: one token for a batch of states, in place. Chooses the backend; runs the CPU kernel on all cores, or a few ATen calls
 // on other devices.
 #include <ATen/Parallel.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "cyfa/kernels/cyclic_flow/cpu/cpu_step.h"
+#include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/common/grain.h"
+#include "cyfa/ops/common/in_place.h"
+#include "cyfa/ops/cyclic_flow/impl.h"
 #include "cyfa/ops/cyclic_flow/readout.h"
 #include "cyfa/ops/cyclic_flow/step_impl.h"
 
@@ -33,8 +38,8 @@ void check_all(const CyclicFlowStepInputs& in, const CyclicFlowState& state) {
   check::shape(kOp, "log_alpha", in.log_alpha, {{"B", B}, {"H", H}});
   check::shape(kOp, "delta", in.delta, {{"B", B}, {"H", H}});
   check::shape(kOp, "beta", in.beta, {{"B", B}, {"H", H}});
-  check::shape(kOp, "readout_table", in.readout_table,
-               {{"H", H}, {"M", -1}, {"M", in.readout_table.dim() == 3 ? in.readout_table.size(1) : -1}});
+  check::shape(kOp, "readout_table", in.readout_table, {{"H", H}, {"M", -1}, {"M", -1}});
+  check::shape(kOp, "readout_table", in.readout_table, {{"H", H}, {"M", -1}, {"M", in.readout_table.size(1)}});
   const int64_t M = in.readout_table.size(1);
   if (M < 2 || M % 2 != 0) check::fail(kOp, "readout_table has " + std::to_string(M) + " stored slots, wanted an even number");
   check::shape(kOp, "state.k", state.k, {{"B", B}, {"H", H}, {"K", K}, {"M", M}});
@@ -66,6 +71,16 @@ void check_all(const CyclicFlowStepInputs& in, const CyclicFlowState& state) {
        {std::pair<const char*, const at::Tensor&>{"state.k", state.k}, {"state.v", state.v}, {"state.clock", state.clock}}) {
     check::same_device(kOp, name, x, "q", device);
   }
+  check::written(kOp, {{"state.k", state.k}, {"state.v", state.v}, {"state.clock", state.clock}},
+                 {{"q", in.q},
+                  {"k", in.k},
+                  {"v", in.v},
+                  {"log_alpha", in.log_alpha},
+                  {"delta", in.delta},
+                  {"beta", in.beta},
+                  {"readout_table", in.readout_table},
+                  {"q_norm_weight", in.q_norm_weight.value_or(at::Tensor())},
+                  {"k_norm_weight", in.k_norm_weight.value_or(at::Tensor())}});
   check::log_alpha(kOp, in.log_alpha);
 }
 
@@ -143,9 +158,11 @@ at::Tensor step_entry(const at::Tensor& q, const at::Tensor& k, const at::Tensor
   return cyclic_flow_step({q, k, v, log_alpha, delta, beta, table, q_norm_weight, k_norm_weight}, {state_k, state_v, clock}, options);
 }
 
-at::Tensor step_meta(const at::Tensor&, const at::Tensor&, const at::Tensor& v, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                     const at::Tensor&, at::Tensor, at::Tensor, at::Tensor, const std::optional<at::Tensor>&,
-                     const std::optional<at::Tensor>&, std::optional<double>, double, c10::string_view) {
+at::Tensor step_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_alpha, const at::Tensor& delta,
+                     const at::Tensor& beta, const at::Tensor& table, at::Tensor state_k, at::Tensor state_v, at::Tensor clock,
+                     const std::optional<at::Tensor>& q_norm_weight, const std::optional<at::Tensor>& k_norm_weight, std::optional<double>,
+                     double, c10::string_view) {
+  check_all({q, k, v, log_alpha, delta, beta, table, q_norm_weight, k_norm_weight}, {state_k, state_v, clock});
   return at::empty(v.sizes(), v.options());
 }
 
@@ -164,11 +181,14 @@ std::vector<BackendOffer> cyclic_flow_step_backends(const CyclicFlowStepInputs& 
 }
 
 at::Tensor cyclic_flow_step(const CyclicFlowStepInputs& in, const CyclicFlowState& state, const CyclicFlowOptions& options) {
-  const at::NoGradGuard no_grad;
+  const WithoutAutocast plain_types;
   const Backend backend = choose_backend(kOp, options.backend, cyclic_flow_step_backends(in, state));
-  const StepSettings settings{options.scale.value_or(1.0 / std::sqrt(static_cast<double>(in.q.size(2)))), options.norm_eps};
+  check::norm_eps(kOp, options.norm_eps);
+  const StepSettings settings{options.scale.value_or(1.0 / std::sqrt(static_cast<double>(in.q.size(2)))),
+                              std::max(options.norm_eps, kLeastNormEps)};
   check::scale(kOp, settings.scale);
-  check::norm_eps(kOp, settings.norm_eps);
+  mark_written(kOp, {state.k, state.v, state.clock});
+  const at::NoGradGuard no_grad;
   if (backend == Backend::kSm90) return step_on_sm90(in, state, settings);
   const auto step = [&](const CyclicFlowState& wide) {
     return in.q.is_cpu() ? step_on_cpu(in, wide, settings) : step_on_aten(in, wide, settings);
@@ -194,6 +214,7 @@ TORCH_LIBRARY_FRAGMENT(cyfa, library) {
 TORCH_LIBRARY_IMPL(cyfa, CPU, library) { library.impl("cyclic_flow_step", step_entry); }
 TORCH_LIBRARY_IMPL(cyfa, CUDA, library) { library.impl("cyclic_flow_step", step_entry); }
 TORCH_LIBRARY_IMPL(cyfa, Meta, library) { library.impl("cyclic_flow_step", step_meta); }
+TORCH_LIBRARY_IMPL(cyfa, Autograd, library) { library.impl("cyclic_flow_step", torch::autograd::autogradNotImplementedFallback()); }
 TORCH_LIBRARY_IMPL(cyfa, CompositeImplicitAutograd, library) { library.impl("cyclic_flow_readout_table", cyclic_flow_readout_table); }
 
 }  // namespace cyfa::ops

@@ -5,8 +5,10 @@
 
 #include <cmath>
 
+#include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/common/grain.h"
+#include "cyfa/ops/common/in_place.h"
 
 namespace cyfa::ops {
 namespace {
@@ -77,9 +79,31 @@ at::Tensor next_cache(const at::Tensor& past, const at::Tensor& now, int64_t see
   return at::roll(rows.narrow(1, rows.size(1) - window, window), all % window, 1);
 }
 
+// Checks type and device of a cache, whose shapes have been checked.
+void check_cache(const char* op, const char* k, const char* v, const char* tokens, const AttentionCache& cache, at::Device device) {
+  check::floating(op, k, cache.k);
+  check::same_dtype(op, v, cache.v, k, cache.k.scalar_type());
+  check::same_dtype(op, tokens, cache.tokens, "counters", at::kLong);
+  for (const auto& [name, x] : {std::pair<const char*, const at::Tensor&>{k, cache.k}, {v, cache.v}, {tokens, cache.tokens}}) {
+    check::same_device(op, name, x, "q", device);
+  }
+}
+
+void check_types(const char* op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  check::floating(op, "q", q);
+  for (const auto& [name, x] : {std::pair<const char*, const at::Tensor&>{"k", k}, {"v", v}}) {
+    check::floating(op, name, x);
+    check::same_device(op, name, x, "q", q.device());
+  }
+}
+
 std::vector<int64_t> host(const at::Tensor& tokens) {
   const at::Tensor x = tokens.to(at::kCPU, at::kLong).contiguous();
   return {x.const_data_ptr<int64_t>(), x.const_data_ptr<int64_t>() + x.numel()};
+}
+
+void check_window(const char* op, int64_t window) {
+  if (window < 0) check::fail(op, "window is " + std::to_string(window) + ", wanted at least 0");
 }
 
 // Throws unless the cache has room for the tokens that it claims to hold.
@@ -124,13 +148,15 @@ void attend(int64_t n, int64_t D, const float* q, const float* k, const float* v
 }  // namespace
 
 AttentionOutput attention(const AttentionInputs& in) {
+  const WithoutAutocast plain_types;
   check::shape(kOp, "q", in.q, {{"B", -1}, {"T", -1}, {"H", -1}, {"D", -1}});
   const int64_t B = in.q.size(0), T = in.q.size(1), H = in.q.size(2), D = in.q.size(3);
   check::shape(kOp, "k", in.k, {{"B", B}, {"T", T}, {"G", -1}, {"D", D}});
   const int64_t G = in.k.size(2);
   check::shape(kOp, "v", in.v, {{"B", B}, {"T", T}, {"G", G}, {"D", D}});
   if (G < 1 || H % G != 0) check::fail(kOp, std::to_string(H) + " query heads do not divide among " + std::to_string(G) + " key heads");
-  if (in.window < 0) check::fail(kOp, "window is " + std::to_string(in.window) + ", wanted at least 0");
+  check_types(kOp, in.q, in.k, in.v);
+  check_window(kOp, in.window);
   std::vector<int64_t> offsets;
   if (in.cu_seqlens) {
     check::borders(kOp, *in.cu_seqlens, B, in.q.device());
@@ -142,6 +168,7 @@ AttentionOutput attention(const AttentionInputs& in) {
     check::shape(kOp, "initial.k", in.initial->k, {{"N", N}, {"places", -1}, {"G", G}, {"D", D}});
     check::shape(kOp, "initial.v", in.initial->v, {{"N", N}, {"places", in.initial->k.size(1)}, {"G", G}, {"D", D}});
     check::shape(kOp, "initial.tokens", in.initial->tokens, {{"N", N}});
+    check_cache(kOp, "initial.k", "initial.v", "initial.tokens", *in.initial, in.q.device());
     seen = host(in.initial->tokens);
   }
   if (in.initial) check_seen(kOp, seen, in.initial->k, in.window);
@@ -190,17 +217,24 @@ AttentionOutput attention(const AttentionInputs& in) {
 
 at::Tensor attention_step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, AttentionCache& cache, int64_t window) {
   constexpr const char* kStep = "attention_step";
-  const at::NoGradGuard no_grad;
+  const WithoutAutocast plain_types;
   check::shape(kStep, "q", q, {{"B", -1}, {"H", -1}, {"D", -1}});
   const int64_t B = q.size(0), H = q.size(1), D = q.size(2);
   check::shape(kStep, "k", k, {{"B", B}, {"G", -1}, {"D", D}});
   const int64_t G = k.size(1);
   check::shape(kStep, "v", v, {{"B", B}, {"G", G}, {"D", D}});
   check::shape(kStep, "cache.k", cache.k, {{"B", B}, {"places", -1}, {"G", G}, {"D", D}});
+  check::shape(kStep, "cache.v", cache.v, {{"B", B}, {"places", cache.k.size(1)}, {"G", G}, {"D", D}});
   check::shape(kStep, "cache.tokens", cache.tokens, {{"B", B}});
+  check_types(kStep, q, k, v);
+  check_cache(kStep, "cache.k", "cache.v", "cache.tokens", cache, q.device());
+  check_window(kStep, window);
+  check::written(kStep, {{"cache.k", cache.k}, {"cache.v", cache.v}, {"cache.tokens", cache.tokens}}, {{"q", q}, {"k", k}, {"v", v}});
   if (G < 1 || H % G != 0) check::fail(kStep, std::to_string(H) + " query heads do not divide among " + std::to_string(G) + " key heads");
   const std::vector<int64_t> seen = host(cache.tokens);
   check_seen(kStep, seen, cache.k, window);
+  mark_written(kStep, {cache.k, cache.v, cache.tokens});
+  const at::NoGradGuard no_grad;
   int64_t places = 0;
   for (const int64_t s : seen) places = std::max(places, places_for(s + 1, window));
   cache.k = widened(cache.k, places).contiguous();

@@ -3,6 +3,9 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <limits>
+
+#include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
 
 namespace cyfa::ops {
@@ -11,9 +14,21 @@ namespace {
 // Logits computed at a time: 16 MB of fp32, which stay in a CPU's cache, or 256 MB, enough to occupy a GPU.
 constexpr int64_t kLogits = int64_t{1} << 22, kLogitsOnGpu = int64_t{1} << 26;
 
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
 struct Parts {
   at::Tensor loss, grad_x, grad_weight;  // gradients are undefined if not requested
 };
+
+// On a GPU a check would cost a synchronisation: there a target that is out of range makes the loss NaN.
+void check_targets(const char* op, const at::Tensor& targets, int64_t V) {
+  if (!targets.is_cpu() || targets.numel() == 0) return;
+  const auto [least, most] = at::aminmax(targets.masked_fill(targets.eq(kIgnore), 0));
+  const int64_t low = least.item<int64_t>(), high = most.item<int64_t>();
+  if (low >= 0 && high < V) return;
+  check::fail(op, "targets hold " + std::to_string(low < 0 ? low : high) + ", wanted 0 to " + std::to_string(V - 1) + ", or " +
+                      std::to_string(kIgnore) + " for a row that is ignored");
+}
 
 Parts compute(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, bool want_x, bool want_weight) {
   const at::ScalarType wide = at::promote_types(x.scalar_type(), at::kFloat);
@@ -28,9 +43,10 @@ Parts compute(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& t
   for (int64_t begin = 0; begin < N; begin += rows) {
     const int64_t n = std::min(rows, N - begin);
     const at::Tensor part = x.narrow(0, begin, n), counted = counts.narrow(0, begin, n).unsqueeze(1);
-    const at::Tensor index = targets.narrow(0, begin, n).clamp_min(0).unsqueeze(1);
+    const at::Tensor target = targets.narrow(0, begin, n).unsqueeze(1), index = target.clamp(0, V - 1);
     at::Tensor p = at::log_softmax(at::mm(part, weight.t()).to(wide), 1);
-    out.loss.sub_((p.gather(1, index) * counted).sum());
+    const at::Tensor chosen = x.is_cpu() ? p.gather(1, index) : p.gather(1, index).masked_fill_(index.ne(target), kNaN);
+    out.loss.sub_(chosen.masked_fill(counted.logical_not(), 0).sum());
     if (!want_x && !want_weight) continue;
     p.exp_().scatter_add_(1, index, at::full({n, 1}, -1, p.options()));
     p.mul_(counted * share);
@@ -74,12 +90,14 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets) {
   constexpr const char* kOp = "linear_cross_entropy";
+  const WithoutAutocast plain_types;
   check::shape(kOp, "x", x, {{"N", -1}, {"D", -1}});
   check::shape(kOp, "weight", weight, {{"V", -1}, {"D", x.size(1)}});
   check::shape(kOp, "targets", targets, {{"N", x.size(0)}});
   check::same_dtype(kOp, "weight", weight, "x", x.scalar_type());
   if (targets.scalar_type() != at::kLong)
     check::fail(kOp, std::string("targets have type ") + c10::toString(targets.scalar_type()) + ", wanted Long");
+  check_targets(kOp, targets, weight.size(0));
   const bool recorded = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
   return recorded ? LinearCrossEntropy::apply(x, weight, targets) : compute(x, weight, targets, false, false).loss;
 }

@@ -5,7 +5,7 @@
 
 namespace cyfa::ops {
 
-// Targets with this value are ignored.
+// Targets with this value are ignored. Any other that is not 0 .. V - 1 is an error: ArgumentError on a CPU, a loss of NaN on a GPU.
 inline constexpr int64_t kIgnore = -100;
 
 // Mean of -log softmax(x W^T)[target] over the rows that are not ignored, in fp32 (fp64 for fp64); 0 if all are. x [N, D], weight [V, D],

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include "cyfa/kernels/dense/gemv.h"
+#include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/common/grain.h"
 
@@ -53,6 +54,7 @@ at::ScalarType activation_type(at::ScalarType weight, at::Device device) {
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  const WithoutAutocast plain_types;
   if (!is_narrow(x, weight)) return at::linear(x, weight, bias);
   if (!recorded(x) && !recorded(weight)) return widened_linear(x, weight, bias);
   const at::Tensor y = at::linear(x.to(at::kBFloat16), weight).to(at::kFloat);

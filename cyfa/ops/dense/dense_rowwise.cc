@@ -2,6 +2,7 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/dense/dense.h"
 #include "cyfa/ops/dense/rowwise.h"
 
@@ -69,21 +70,25 @@ at::Tensor each(const at::Tensor& x, const F& f) {
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  const WithoutAutocast plain_types;
   if (row_kernels::norm_takes(x)) return norm(x, weight, eps, at::Tensor());
   return at::rms_norm(x, weight.sizes(), weight.to(x.scalar_type()), eps);
 }
 
 at::Tensor gated_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, const at::Tensor& gate) {
+  const WithoutAutocast plain_types;
   if (row_kernels::norm_takes(x) && gate.scalar_type() == x.scalar_type()) return norm(x, weight, eps, gate);
   return at::rms_norm(x, weight.sizes(), weight.to(x.scalar_type()), eps) * at::sigmoid(gate);
 }
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  const WithoutAutocast plain_types;
   if (!row_kernels::swiglu_takes(gate) || up.scalar_type() != gate.scalar_type()) return at::silu(gate) * up;
   return recorded(gate) || recorded(up) ? SwigluFunction::apply(gate, given(up)) : row_kernels::swiglu(gate, up);
 }
 
 at::Tensor silu(const at::Tensor& x) {
+  const WithoutAutocast plain_types;
   if (!row_kernels::swiglu_takes(x)) return at::silu(x);
   return recorded(x) ? SwigluFunction::apply(x, std::nullopt) : row_kernels::swiglu(x, at::Tensor());
 }
@@ -91,12 +96,14 @@ at::Tensor silu(const at::Tensor& x) {
 // Torch's vectorised and scalar loops differ in the last bit, and which one computes an element depends on the batch. So the gates have
 // their own loops if no gradient is recorded. There are few gates, so double precision is affordable.
 at::Tensor sigmoid_gate(const at::Tensor& x) {
+  const WithoutAutocast plain_types;
   const at::Tensor wide = x.to(at::promote_types(x.scalar_type(), at::kFloat));
   if (!plain_fp32(wide) || recorded(wide)) return at::sigmoid(wide);
   return each(wide, [](double value, int64_t) { return 1.0 / (1.0 + std::exp(-value)); });
 }
 
 at::Tensor decay_gate(const at::Tensor& x, const at::Tensor& dt_bias, const at::Tensor& A_log) {
+  const WithoutAutocast plain_types;
   const at::Tensor wide = x.to(at::promote_types(x.scalar_type(), at::kFloat));
   if (!plain_fp32(wide) || recorded(wide) || recorded(dt_bias) || recorded(A_log)) {
     return at::softplus(wide + dt_bias.to(wide.scalar_type())) * -at::exp(A_log.to(wide.scalar_type()));

@@ -4,7 +4,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "cyfa/kernels/rowwise/rowwise.h"
+#include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
+#include "cyfa/ops/common/in_place.h"
 #include "cyfa/ops/dense/rowwise.h"
 #include "cyfa/ops/dense/rowwise_cuda.h"
 
@@ -82,6 +84,7 @@ at::Tensor last_rows(const at::Tensor& x, const at::Tensor& before, const std::v
 
 ShortConvOutput short_conv(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                            const std::optional<at::Tensor>& initial_state, const std::optional<at::Tensor>& cu_seqlens) {
+  const WithoutAutocast plain_types;
   check::shape(kOp, "x", x, {{"B", -1}, {"T", -1}, {"D", -1}});
   const int64_t B = x.size(0), T = x.size(1), D = x.size(2);
   check::shape(kOp, "weight", weight, {{"D", D}, {"1", 1}, {"W", -1}});
@@ -119,11 +122,20 @@ ShortConvOutput short_conv(const at::Tensor& x, const at::Tensor& weight, const 
 
 at::Tensor short_conv_step(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, at::Tensor& state) {
   constexpr const char* kStep = "short_conv_step";
-  const at::NoGradGuard no_grad;
+  const WithoutAutocast plain_types;
   check::shape(kStep, "x", x, {{"B", -1}, {"D", -1}});
   check::shape(kStep, "weight", weight, {{"D", x.size(1)}, {"1", 1}, {"W", -1}});
   const int64_t past = weight.size(2) - 1;
+  if (past < 0) check::fail(kStep, "weight has no taps, wanted W of at least 1");
+  if (bias) check::shape(kStep, "bias", *bias, {{"D", x.size(1)}});
   check::shape(kStep, "state", state, {{"B", x.size(0)}, {"W - 1", past}, {"D", x.size(1)}});
+  for (const auto& [name, y] : {std::pair<const char*, const at::Tensor&>{"x", x}, {"weight", weight}, {"state", state}}) {
+    check::floating(kStep, name, y);
+    check::same_device(kStep, name, y, "x", x.device());
+  }
+  check::written(kStep, {{"state", state}}, {{"x", x}, {"weight", weight}, {"bias", bias.value_or(at::Tensor())}});
+  mark_written(kStep, {state});
+  const at::NoGradGuard no_grad;
   if (x.is_cpu() && x.scalar_type() == at::kFloat && state.scalar_type() == at::kFloat && state.is_contiguous()) {
     const at::Tensor in = x.contiguous(), w = weight.squeeze(1).to(at::kFloat).t().contiguous(),
                      b = bias ? bias->to(at::kFloat).contiguous() : at::Tensor();

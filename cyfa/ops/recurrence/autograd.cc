@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/recurrence/dispatch.h"
 
@@ -22,13 +23,24 @@ using TensorVector = std::vector<Tensor>;
 using BackwardResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 std::string_view text(string_view x) { return {x.data(), x.size()}; }
-RecurrenceSettings settings_of(double scale, at::IntArrayRef size) { return {scale, {size[0], size[1], size[2]}}; }
+
+// The settings of a call, which may come from anywhere.
+RecurrenceSettings settings_of(const Recurrence& r, double scale, at::IntArrayRef size) {
+  check::scale(r.op, scale);
+  return {scale, segment_size(r.op, size)};
+}
 
 const RecurrenceBackend& backend_of(const Recurrence& r, string_view name) {
   const Backend id = parse_backend(text(name));
   const auto found = std::find_if(r.backends.begin(), r.backends.end(), [&](const RecurrenceBackend& b) { return b.id == id; });
   if (found == r.backends.end()) check::fail(r.op, "has no backend " + std::string(text(name)));
   return *found;
+}
+
+const RecurrenceBackend& accepting_backend(const Recurrence& r, string_view name, const RecurrenceInputs& in) {
+  const RecurrenceBackend& backend = backend_of(r, name);
+  choose_backend(r.op, backend.id, {{backend.id, backend.refusal(r, in)}});
+  return backend;
 }
 
 TensorVector pack(const RecurrenceForward& out) {
@@ -42,9 +54,10 @@ TensorVector forward_kernel(string_view op, const Tensor& q, const Tensor& k, co
                             at::IntArrayRef size, string_view backend) {
   const Recurrence& r = recurrence_of(text(op));
   const RecurrenceInputs in{q, k, v, log_alpha, beta, initial_state, cu_seqlens};
+  const WithoutAutocast plain_types;
   check_recurrence(r, in);
   if (log_alpha) check::log_alpha(r.op, *log_alpha);
-  return pack(backend_of(r, backend).forward(r, in, settings_of(scale, size)));
+  return pack(accepting_backend(r, backend, in).forward(r, in, settings_of(r, scale, size)));
 }
 
 TensorVector forward_meta(string_view op, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& log_alpha,
@@ -53,7 +66,7 @@ TensorVector forward_meta(string_view op, const Tensor& q, const Tensor& k, cons
   const Recurrence& r = recurrence_of(text(op));
   const RecurrenceInputs in{q, k, v, log_alpha, beta, initial_state, cu_seqlens};
   const RecurrenceSizes s = check_recurrence(r, in);
-  return pack(empty_forward(in, s, backend_of(r, backend).empty_saved(in, settings_of(scale, size))));
+  return pack(empty_forward(in, s, backend_of(r, backend).empty_saved(in.q.options(), s, settings_of(r, scale, size))));
 }
 
 // A schema cannot return an undefined tensor, so the gradient of an absent input is an empty tensor.
@@ -68,9 +81,16 @@ BackwardResult backward_kernel(string_view op, const Tensor& q, const Tensor& k,
                                at::IntArrayRef size, string_view backend) {
   const Recurrence& r = recurrence_of(text(op));
   const RecurrenceInputs in{q, k, v, log_alpha, beta, initial_state, cu_seqlens};
-  check_recurrence(r, in);
-  return results(
-      backend_of(r, backend).backward(r, in, settings_of(scale, size), saved, grad_o.value_or(Tensor()), grad_final.value_or(Tensor())));
+  const WithoutAutocast plain_types;
+  const RecurrenceSizes s = check_recurrence(r, in);
+  const RecurrenceSettings settings = settings_of(r, scale, size);
+  const RecurrenceBackend& by = accepting_backend(r, backend, in);
+  const auto nowhere = q.options().device(at::kMeta);
+  check::saved(r.op, saved, by.empty_saved(nowhere, s, settings), q.device());
+  const TensorVector grads = {grad_o.value_or(Tensor()), grad_final.value_or(Tensor())};
+  check::gradients(r.op, grads, {at::empty({s.B, s.T, s.H, s.V}, nowhere), at::empty({s.N, s.H, s.K, s.V}, nowhere.dtype(s.compute))},
+                   q.device());
+  return results(by.backward(r, in, settings, saved, grads[0], grads[1]));
 }
 
 BackwardResult backward_meta(string_view op, const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& log_alpha,
@@ -242,6 +262,9 @@ TORCH_LIBRARY_IMPL(cyfa, Meta, library) { implement(library, forward_meta, backw
 TORCH_LIBRARY_IMPL(cyfa, Autograd, library) {
   library.impl("_recurrence_forward", torch::autograd::autogradNotImplementedFallback());
   library.impl("_recurrence_backward", torch::autograd::autogradNotImplementedFallback());
+  for (const Recurrence& r : recurrences()) {
+    library.impl((std::string(r.op) + "_step").c_str(), torch::autograd::autogradNotImplementedFallback());
+  }
 }
 
 }  // namespace cyfa::ops

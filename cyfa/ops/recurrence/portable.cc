@@ -71,24 +71,23 @@ class SegmentView {
 std::string take_all(const Recurrence&, const RecurrenceInputs&) { return ""; }
 
 // The saved states at segment starts: one tensor [rows, H, K, V].
-std::vector<Tensor> empty_saved(const RecurrenceInputs& in, const RecurrenceSettings& settings) {
-  const RecurrenceSizes s = recurrence_sizes(in);
+std::vector<Tensor> empty_saved(const at::TensorOptions& q, const RecurrenceSizes& s, const RecurrenceSettings& settings) {
   const int64_t rows = saved_state_rows(s.packed, s.B, s.T, settings.size);
-  return {at::empty({rows, s.H, s.K, s.V}, in.q.options().dtype(s.compute))};
+  return {at::empty({rows, s.H, s.K, s.V}, q.dtype(s.compute))};
 }
 
 RecurrenceForward forward(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings) {
   const RecurrenceSizes s = recurrence_sizes(in);
   const at::Device device = in.q.device();
   const std::vector<WalkTask> tasks = plan_tasks(segments_of(r, recurrence_offsets(r, in, s), settings.size), s.H, device);
-  RecurrenceForward out = empty_forward(in, s, empty_saved(in, settings));
+  RecurrenceForward out = empty_forward(in, s, empty_saved(in.q.options(), s, settings));
   const Tensor& saved = out.saved[0];
   if (in.initial_state) {
     out.final_state.copy_(*in.initial_state);
   } else {
     out.final_state.zero_();
   }
-  run_tasks(tasks, [&](size_t i) {
+  run_tasks(tasks.size(), device, [&](size_t i) {
     for (const Segment& segment : tasks[i].segments) {
       const SegmentView view(r, s, tasks[i], segment, device);
       LaneStates state(view.mine(out.final_state), segment);
@@ -114,7 +113,7 @@ RecurrenceGradients backward(const Recurrence& r, const RecurrenceInputs& in, co
   }
   const auto compute = in.q.options().dtype(s.compute);
   const Tensor upstream = grad_o.defined() ? grad_o : at::zeros({1}, compute).expand({s.B, s.T, s.H, s.V});
-  run_tasks(tasks, [&](size_t i) {
+  run_tasks(tasks.size(), device, [&](size_t i) {
     for (auto segment = tasks[i].segments.rbegin(); segment != tasks[i].segments.rend(); ++segment) {
       const SegmentView view(r, s, tasks[i], *segment, device);
       Tensor state = at::zeros({segment->lanes() * tasks[i].heads, s.K, s.V}, compute);

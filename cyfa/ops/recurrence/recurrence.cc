@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
+#include "cyfa/ops/common/in_place.h"
 #include "cyfa/ops/recurrence/dispatch.h"
 #include "cyfa/ops/recurrence/impl.h"
 
@@ -70,6 +72,9 @@ void check_step(const Recurrence& r, const RecurrenceInputs& in, const Tensor& s
     check::floating(op, argument, x);
     check::same_device(op, argument, x, "q", in.q.device());
   }
+  const Tensor none;
+  check::written(op, {{"state", state}},
+                 {{"q", in.q}, {"k", in.k}, {"v", in.v}, {"log_alpha", in.log_alpha.value_or(none)}, {"beta", in.beta.value_or(none)}});
   if (in.log_alpha) check::log_alpha(op, *in.log_alpha);
 }
 
@@ -158,6 +163,7 @@ RecurrenceGradients empty_gradients(const RecurrenceInputs& in, const Recurrence
 }
 
 RecurrenceOutput run_recurrence(const Recurrence& r, RecurrenceInputs in, const RecurrenceOptions& options) {
+  const WithoutAutocast plain_types;
   expand_fixed_gate(r, in, 4);
   const RecurrenceSizes s = check_recurrence(r, in);
   RecurrenceSettings settings;
@@ -168,15 +174,18 @@ RecurrenceOutput run_recurrence(const Recurrence& r, RecurrenceInputs in, const 
 }
 
 at::Tensor step_recurrence(const Recurrence& r, RecurrenceInputs in, const Tensor& state, const RecurrenceOptions& options) {
-  const at::NoGradGuard no_grad;
+  const WithoutAutocast plain_types;
+  const std::string name = step_name(r);
   expand_fixed_gate(r, in, 3);
   check_step(r, in, state);
-  const double scale = scale_of(step_name(r).c_str(), options, in.q);
+  const double scale = scale_of(name.c_str(), options, in.q);
   if (in.q.is_meta()) return at::empty(in.v.sizes(), in.v.options());
-  for (const RecurrenceBackend& backend : r.backends) {
-    if (backend.step != nullptr && backend.refusal(r, in).empty()) return backend.step(r, in, state, scale).to(in.v.scalar_type());
-  }
-  check::fail(step_name(r).c_str(), "no backend takes these inputs");
+  const auto able = std::find_if(r.backends.begin(), r.backends.end(),
+                                 [&](const RecurrenceBackend& b) { return b.step != nullptr && b.refusal(r, in).empty(); });
+  if (able == r.backends.end()) check::fail(name.c_str(), "no backend takes these inputs");
+  mark_written(name.c_str(), {state});
+  const at::NoGradGuard no_grad;
+  return able->step(r, in, state, scale).to(in.v.scalar_type());
 }
 
 std::vector<BackendOffer> recurrence_backends(const Recurrence& r, RecurrenceInputs in) {

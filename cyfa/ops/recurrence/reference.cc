@@ -35,7 +35,7 @@ void fill(const Tensor& to, const std::vector<double>& from) {
 
 std::string take_all(const Recurrence&, const RecurrenceInputs&) { return ""; }
 
-std::vector<Tensor> save_nothing(const RecurrenceInputs&, const RecurrenceSettings&) { return {}; }
+std::vector<Tensor> save_nothing(const at::TensorOptions&, const RecurrenceSizes&, const RecurrenceSettings&) { return {}; }
 
 RecurrenceForward forward(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings) {
   const RecurrenceSizes s = recurrence_sizes(in);

@@ -42,6 +42,7 @@ struct Recurrence;
 struct RecurrenceForward;    // cyfa/ops/recurrence/impl.h
 struct RecurrenceGradients;  // likewise
 struct RecurrenceSettings;   // likewise
+struct RecurrenceSizes;      // likewise
 struct SegmentPass;          // cyfa/ops/recurrence/passes.h
 
 // One implementation of an op. Its functions get inputs that have been checked, with a gate of shape "H" expanded over the tokens.
@@ -53,8 +54,8 @@ struct RecurrenceBackend {
   // `saved` are the tensors saved by forward. An undefined gradient means zero.
   RecurrenceGradients (*backward)(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings, at::TensorList saved,
                                   const at::Tensor& grad_o, const at::Tensor& grad_final_state);
-  // Uninitialised tensors of the shapes that forward saves. Reads only shapes, so it works on meta tensors.
-  std::vector<at::Tensor> (*empty_saved)(const RecurrenceInputs& in, const RecurrenceSettings& settings);
+  // Uninitialised tensors of the shapes that forward saves, for a q of these options: device and type.
+  std::vector<at::Tensor> (*empty_saved)(const at::TensorOptions& q, const RecurrenceSizes& s, const RecurrenceSettings& settings);
   // Null if the backend has no step.
   at::Tensor (*step)(const Recurrence& r, const RecurrenceInputs& in, const at::Tensor& state, double scale);
 };

@@ -16,10 +16,9 @@ using cyclic_flow::gate_between;
 
 constexpr int kThreads = 256;  // two warpgroups
 constexpr int kWarps = kThreads / 32;
-constexpr int kWide = kC * kD * 2;    // bytes of a tile of keys, queries or values, and of a state
-constexpr int kNarrow = kC * kM * 2;  // bytes of a tile of write vectors, U or scores, and of a table
-constexpr int kReadoutBlocks = 132;   // thread blocks of the readout; each accumulates its own dA
-constexpr int kWholeParts = 16;       // partial sums per state: 16 slots and 128 columns each
+constexpr int kWide = kC * kD * 2;   // bytes of a tile of keys, queries or values, and of a state
+constexpr int kReadoutBlocks = 132;  // thread blocks of the readout; each accumulates its own dA
+constexpr int kWholeParts = 16;      // partial sums per state: 16 slots and 128 columns each
 
 enum Pass { kKeys = 0, kValues = 1 };
 
@@ -175,45 +174,8 @@ cudaError_t backward_sums(const Sm90BackwardParams& p, cudaStream_t stream);
 cudaError_t backward_readout_of_sections(const Sm90BackwardParams (&sections)[2], cudaStream_t stream);
 cudaError_t backward_join(const Sm90BackwardParams (&sections)[2], cudaStream_t stream);
 
-// Copies `kRows` rows of `kPieces` 16-byte pieces from global memory to a tile with `kBy` threads; rows from `real` on become zero. A
-// thread always handles the same piece and, since it advances by multiples of 8 rows, the same swizzle position.
-template <int kRows, int kPieces, int kBy>
-__device__ __forceinline__ void load_tile(uint32_t tile, const bf16* from, int64_t stride, int real) {
-  constexpr int kStep = kBy / kPieces;
-  static_assert(kStep % 8 == 0 && kRows % kStep == 0);
-  const int piece = static_cast<int>(threadIdx.x) % kPieces;
-  const int row = static_cast<int>(threadIdx.x) % kBy / kPieces;
-  const bf16* at = from + row * stride + piece * 8;
-  const uint32_t to = tile + piece_offset(kRows, row, piece);
-  if (real >= kRows) {
-#pragma unroll
-    for (int i = 0; i < kRows / kStep; ++i) {
-      copy_async_16(to + i * kStep * kRowBytes, at, true);
-      at += kStep * stride;
-    }
-  } else {
-#pragma unroll 1
-    for (int i = 0; i < kRows / kStep; ++i) {
-      const bool valid = row + i * kStep < real;
-      copy_async_16(to + i * kStep * kRowBytes, valid ? at : from, valid);
-      at += kStep * stride;
-    }
-  }
-}
-
 // 2^x in one instruction; 0 at minus infinity.
 __device__ __forceinline__ float power_of_2(float x) { return exp2_fast(x); }
-
-// gate_between if `in_order`, else 0, without a branch.
-__device__ __forceinline__ float gate_between(float2 later, float2 earlier, bool in_order) {
-  const float x = (later.x - earlier.x) + (later.y - earlier.y);
-  return power_of_2(in_order ? x : -INFINITY);
-}
-
-// Cumulative gates of a tile's rows; rows past the last token repeat it.
-__device__ __forceinline__ void load_gates(float2* to, const Workspace& w, const Sm90BackwardParams& p, const Tile& tile, int h) {
-  if (threadIdx.x < kC) to[threadIdx.x] = w.gate[h * p.in.T + tile.token + min(static_cast<int>(threadIdx.x), tile.tokens - 1)];
-}
 
 __device__ __forceinline__ void phase(uint32_t turn, int j, float& sine, float& cosine) {
   __sincosf(static_cast<float>(static_cast<int32_t>(turn * static_cast<uint32_t>(j))) * kRadians, &sine, &cosine);
@@ -229,51 +191,6 @@ __device__ __forceinline__ T anew(T x) {
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
   return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
-}
-
-// 4 x 4 transpose within a quad. Before: each lane holds two columns of four adjacent 8-column blocks. After: lane q holds all eight
-// columns of block q. Self-inverse.
-__device__ __forceinline__ uint4 transpose_quad(uint4 v) {
-  const int q = threadIdx.x % 4;
-  uint32_t x = __shfl_xor_sync(0xFFFFFFFF, (q & 1) ? v.x : v.y, 1);
-  uint32_t y = __shfl_xor_sync(0xFFFFFFFF, (q & 1) ? v.z : v.w, 1);
-  if (q & 1) {
-    v.x = x;
-    v.z = y;
-  } else {
-    v.y = x;
-    v.w = y;
-  }
-  x = __shfl_xor_sync(0xFFFFFFFF, (q & 2) ? v.x : v.z, 2);
-  y = __shfl_xor_sync(0xFFFFFFFF, (q & 2) ? v.y : v.w, 2);
-  if (q & 2) {
-    v.x = x;
-    v.y = y;
-  } else {
-    v.z = x;
-    v.w = y;
-  }
-  return v;
-}
-
-// Loads four 8-column blocks of a bf16 row; transpose_quad turns them into this thread's column pair of each block.
-__device__ __forceinline__ uint4 fetch_blocks(const bf16* row, int block, bool valid) {
-  return valid ? *reinterpret_cast<const uint4*>(row + 8 * (block + static_cast<int>(threadIdx.x % 4))) : make_uint4(0, 0, 0, 0);
-}
-
-// Stores rows `row` and `row + 8` of a 64 x 2 N accumulator as bf16.
-template <int N>
-__device__ __forceinline__ void store_rows(const float (&d)[N], bf16* row0, bf16* row8, bool valid0, bool valid8) {
-#pragma unroll
-  for (int i = 0; i < N / 4; i += 4) {
-    const int column = 8 * (i + static_cast<int>(threadIdx.x % 4));
-    const uint4 x = transpose_quad(make_uint4(pack(d[4 * i], d[4 * i + 1]), pack(d[4 * i + 4], d[4 * i + 5]),
-                                              pack(d[4 * i + 8], d[4 * i + 9]), pack(d[4 * i + 12], d[4 * i + 13])));
-    const uint4 y = transpose_quad(make_uint4(pack(d[4 * i + 2], d[4 * i + 3]), pack(d[4 * i + 6], d[4 * i + 7]),
-                                              pack(d[4 * i + 10], d[4 * i + 11]), pack(d[4 * i + 14], d[4 * i + 15])));
-    if (valid0) *reinterpret_cast<uint4*>(row0 + column) = x;
-    if (valid8) *reinterpret_cast<uint4*>(row8 + column) = y;
-  }
 }
 
 template <int N>
@@ -299,19 +216,6 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t at) {
   uint32_t x;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
   return x;
-}
-__device__ __forceinline__ void store_shared(uint32_t at, uint32_t x) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
-}
-
-// Stores a 64 x 128 accumulator in bf16 to its rows of a tile [C, 128] in shared memory.
-__device__ __forceinline__ void put_rows(uint32_t tile, int row, const uint32_t (&a)[8][4]) {
-  const int q = threadIdx.x % 4;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    store_shared(tile + piece_offset(kC, row, i) + 4 * q, a[i / 2][i % 2 * 2]);
-    store_shared(tile + piece_offset(kC, row + 8, i) + 4 * q, a[i / 2][i % 2 * 2 + 1]);
-  }
 }
 
 }  // namespace cyfa::cyclic_flow::sm90_backward_stages
