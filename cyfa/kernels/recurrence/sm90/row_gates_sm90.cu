@@ -11,9 +11,9 @@ namespace {
 using sm90::bf16;
 
 constexpr int kC = static_cast<int>(kWalkChunk);
-constexpr int kThreads = 256;
 constexpr int kColumns = 64;
-constexpr int kOwn = 16;                  // tokens of a thread
+constexpr int kScoresOwn = 16;    // tokens of a thread; 256 threads
+constexpr int kGradientOwn = 8;  // 512 threads: with 16 tokens a block had twice the registers and half the warps, and took 0.80 ms for 0.XX
 constexpr int kPitch = kColumns + 8;      // bf16 numbers between rows in shared memory, so that ldmatrix has no bank conflicts
 constexpr int kWidePitch = kColumns + 2;  // the same for fp32 numbers
 
@@ -49,7 +49,14 @@ __device__ __forceinline__ void load_b(uint32_t (&b)[4], const Tile& tile, int k
 // The level of a pair of different tokens is the highest bit in which they differ.
 __device__ __forceinline__ bool at_level(int t, int s, int h) { return ((t ^ s) & h) != 0 && ((t ^ s) & ~(2 * h - 1)) == 0; }
 
+// Threads of a block, and groups of tokens.
+template <int kOwn>
+constexpr int kThreads = kC / kOwn * kColumns;
+template <int kOwn>
+using Wholes = float[kC / kOwn][kColumns];
+
 // This thread's column of a [C, K] array.
+template <int kOwn>
 struct Column {
   int token, k;
   int64_t at;  // of its first token
@@ -68,12 +75,27 @@ struct Column {
   }
 };
 
+// Calls f(group) for the other groups of this thread's half of a block of 2 h tokens that lie between it and the middle, nearest the middle
+// first; or, if not `inner`, for those that lie beyond it, the outermost first. Halves have at least one group.
+template <int h, int kOwn, class F>
+__device__ __forceinline__ void over_groups(int token, bool inner, const F& f) {
+  constexpr int kHalf = h / kOwn;  // groups
+  const int group = token / kOwn;
+  const int middle = (token & ~(2 * h - 1)) / kOwn + kHalf;
+  const bool second = (token & h) != 0;
+  const int place = second ? group - middle : middle - 1 - group;  // 0 is next to the middle
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const int other = inner ? i : kHalf - 1 - i;
+    if (inner ? other < place : other > place) f(second ? middle + other : middle - 1 - other);
+  }
+}
+
 // The products of gates that a level needs, for this thread's tokens: from the middle of the block to t where t is in a second half, from t
-// to the middle where it is in a first half. `wholes` holds the product of all gates of each thread's tokens, by group and column.
-template <int h>
-__device__ __forceinline__ void level_gates(float (&gates)[kOwn], const float (&alpha)[kOwn], const float (&wholes)[4][kColumns],
-                                            const Column& c) {
-  const int group = c.token / kOwn;
+// to the middle where it is in a first half. `wholes` holds the product of all gates of each group.
+template <int h, int kOwn>
+__device__ __forceinline__ void level_gates(float (&gates)[kOwn], const float (&alpha)[kOwn], const Wholes<kOwn>& wholes,
+                                            const Column<kOwn>& c) {
   if constexpr (h < kOwn) {
 #pragma unroll
     for (int block = 0; block < kOwn; block += 2 * h) {
@@ -87,34 +109,38 @@ __device__ __forceinline__ void level_gates(float (&gates)[kOwn], const float (&
         product *= alpha[i];
       }
     }
-  } else if ((c.token & h) != 0) {
-    float product = h == 32 && group == 3 ? wholes[2][c.k] : 1.0F;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) gates[i] = product *= alpha[i];
   } else {
-    float product = h == 32 && group == 0 ? wholes[1][c.k] : 1.0F;
+    float product = 1;
+    over_groups<h, kOwn>(c.token, true, [&](int group) { product *= wholes[group][c.k]; });
+    if ((c.token & h) != 0) {
 #pragma unroll
-    for (int i = kOwn - 1; i >= 0; --i) {
-      gates[i] = product;
-      product *= alpha[i];
+      for (int i = 0; i < kOwn; ++i) gates[i] = product *= alpha[i];
+    } else {
+#pragma unroll
+      for (int i = kOwn - 1; i >= 0; --i) {
+        gates[i] = product;
+        product *= alpha[i];
+      }
     }
   }
 }
 
-__device__ __forceinline__ void share_wholes(float (&wholes)[4][kColumns], const float (&alpha)[kOwn], const Column& c) {
+template <int kOwn>
+__device__ __forceinline__ void share_wholes(Wholes<kOwn>& wholes, const float (&alpha)[kOwn], const Column<kOwn>& c) {
   float product = 1;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) product *= alpha[i];
   wholes[c.token / kOwn][c.k] = product;
 }
 
-// x (or y) times the level's gates, rounded, where the token is in a second (first) half; zeros elsewhere. h = 0: x and y themselves.
-template <int h>
-__device__ __forceinline__ void put_scaled(Tile& to, const float (&x)[kOwn], const float (&gates)[kOwn], bool second, const Column& c) {
+// x (or y) times the level's gates, rounded, where the token is in a second (first) half; zeros elsewhere.
+template <int h, int kOwn>
+__device__ __forceinline__ void put_scaled(Tile& to, const float (&x)[kOwn], const float (&gates)[kOwn], bool second,
+                                           const Column<kOwn>& c) {
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const bool mine = h == 0 || (((c.token + i) & h) != 0) == second;
-    to[c.token + i][c.k] = __float2bfloat16_rn(mine ? (h == 0 ? x[i] : x[i] * gates[i]) : 0.0F);
+    const bool mine = (((c.token + i) & h) != 0) == second;
+    to[c.token + i][c.k] = __float2bfloat16_rn(mine ? x[i] * gates[i] : 0.0F);
   }
 }
 
@@ -122,7 +148,7 @@ __device__ __forceinline__ void put_scaled(Tile& to, const float (&x)[kOwn], con
 
 struct ScoresMemory {
   Tile query[2], key;
-  float wholes[4][kColumns];
+  Wholes<kScoresOwn> wholes;
 };
 
 // Products of a level. Warp w has rows 16 (w % 4) .. + 15 of the scores of x[w / 4]. Levels of 8 and more fall on whole 16 x 8 tiles and
@@ -160,20 +186,20 @@ __device__ __forceinline__ void level_scores(float (&sums)[8][4], float (&diagon
 }
 
 template <int h>
-__device__ __forceinline__ void scores_at(float (&sums)[8][4], float (&diagonal)[4][2][4], ScoresMemory& m, const float (&alpha)[kOwn],
-                                          const float (&x0)[kOwn], const float (&x1)[kOwn], const float (&y)[kOwn], bool two,
-                                          const Column& c) {
-  float gates[kOwn];
-  level_gates<h>(gates, alpha, m.wholes, c);
+__device__ __forceinline__ void scores_at(float (&sums)[8][4], float (&diagonal)[4][2][4], ScoresMemory& m, const float (&alpha)[kScoresOwn],
+                                          const float (&x0)[kScoresOwn], const float (&x1)[kScoresOwn], const float (&y)[kScoresOwn], bool two,
+                                          const Column<kScoresOwn>& c) {
+  float gates[kScoresOwn];
+  level_gates<h, kScoresOwn>(gates, alpha, m.wholes, c);
   __syncthreads();
-  put_scaled<h>(m.query[0], x0, gates, true, c);
-  if (two) put_scaled<h>(m.query[1], x1, gates, true, c);
-  put_scaled<h>(m.key, y, gates, false, c);
+  put_scaled<h, kScoresOwn>(m.query[0], x0, gates, true, c);
+  if (two) put_scaled<h, kScoresOwn>(m.query[1], x1, gates, true, c);
+  put_scaled<h, kScoresOwn>(m.key, y, gates, false, c);
   __syncthreads();
   level_scores<h>(sums, diagonal, m, two);
 }
 
-__global__ void __launch_bounds__(kThreads) recurrence_gated_scores_sm90(const GatedScores p) {
+__global__ void __launch_bounds__(kThreads<kScoresOwn>) recurrence_gated_scores_sm90(const GatedScores p) {
   __shared__ __align__(16) ScoresMemory m;
   const int64_t chunk = blockIdx.x;
   const bool two = p.x[1] != nullptr;
@@ -181,21 +207,21 @@ __global__ void __launch_bounds__(kThreads) recurrence_gated_scores_sm90(const G
   const int row = 16 * (warp % 4);
   float sums[8][4] = {};
   float diagonal[4][2][4] = {};
-  float self[2][kOwn] = {};  // scores of tokens with themselves: this thread's columns
+  float self[2][kScoresOwn] = {};  // scores of tokens with themselves: this thread's columns
   for (int column = 0; column < p.K; column += kColumns) {
-    const Column c(chunk, p.K, column);
-    float alpha[kOwn], x0[kOwn], x1[kOwn], y[kOwn];
+    const Column<kScoresOwn> c(chunk, p.K, column);
+    float alpha[kScoresOwn], x0[kScoresOwn], x1[kScoresOwn], y[kScoresOwn];
     c.load(alpha, p.alpha);
     c.load(x0, p.x[0]);
     c.load(y, p.y);
     if (two) c.load(x1, p.x[1]);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kScoresOwn; ++i) {
       self[0][i] += x0[i] * y[i];
       if (two) self[1][i] += x1[i] * y[i];
     }
     __syncthreads();
-    share_wholes(m.wholes, alpha, c);
+    share_wholes<kScoresOwn>(m.wholes, alpha, c);
     __syncthreads();
     scores_at<32>(sums, diagonal, m, alpha, x0, x1, y, two, c);
     scores_at<16>(sums, diagonal, m, alpha, x0, x1, y, two, c);
@@ -210,11 +236,11 @@ __global__ void __launch_bounds__(kThreads) recurrence_gated_scores_sm90(const G
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < kScoresOwn; ++i) {
       float sum = self[which][i];
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0U, sum, step);
-      if (lane == 0) selfs[(which * kC + threadIdx.x / kColumns * kOwn + i) * 2 + warp % 2] = sum;
+      if (lane == 0) selfs[(which * kC + threadIdx.x / kColumns * kScoresOwn + i) * 2 + warp % 2] = sum;
     }
   }
   __syncthreads();
@@ -252,8 +278,7 @@ struct GradientMemory {
   Tile weights;  // of pairs with s < t
   Tile query, key;
   WideTile grad_query, grad_key;
-  float wholes[4][kColumns];
-  float totals[4][kColumns];
+  Wholes<kGradientOwn> wholes, totals;  // of groups: products of gates, sums of shares
   float self[kC];  // weights of tokens with themselves
 };
 
@@ -270,17 +295,18 @@ __device__ __forceinline__ void keep_level(uint32_t (&a)[4], int row, int column
   }
 }
 
-// grad_query = weights key and grad_key = weights^T query at one level. Warp w has rows 16 (w % 4) .. + 15 and columns 32 (w / 4) .. + 31.
+// grad_query = weights key and grad_key = weights^T query at one level. Warp w has rows 16 (w % 4) .. + 15 and
+// columns 16 (w / 4) .. + 15.
 template <int h, bool kApply>
 __device__ __forceinline__ void level_gradients(GradientMemory& m) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int row = 16 * (warp % 4);
-  const int column = 32 * (warp / 4);
+  const int column = 16 * (warp / 4);
   const int begin = h >= 16 ? (row & ~(2 * h - 1)) : row;  // the block of 2 h tokens that contains the rows, in steps of 16
   const int end = begin + (h >= 16 ? 2 * h : 16);
-  const auto store = [&](WideTile& to, const float(&sums)[4][4]) {
+  const auto store = [&](WideTile& to, const float(&sums)[2][4]) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < 2; ++n) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         *reinterpret_cast<float2*>(&to[row + lane / 4 + 8 * half][column + 8 * n + 2 * (lane % 4)]) =
@@ -288,17 +314,14 @@ __device__ __forceinline__ void level_gradients(GradientMemory& m) {
       }
     }
   };
-  const auto accumulate = [&](float(&sums)[4][4], const uint32_t(&a)[4], const Tile& tile, int k) {
-#pragma unroll
-    for (int n = 0; n < 32; n += 16) {
-      uint32_t b[4];
-      load_b(b, tile, k, column + n);
-      mma(sums[n / 8], a, b[0], b[1]);
-      mma(sums[n / 8 + 1], a, b[2], b[3]);
-    }
+  const auto accumulate = [&](float (&sums)[2][4], const uint32_t (&a)[4], const Tile& tile, int k) {
+    uint32_t b[4];
+    load_b(b, tile, k, column);
+    mma(sums[0], a, b[0], b[1]);
+    mma(sums[1], a, b[2], b[3]);
   };
   if (h < 16 || (row & h) != 0) {  // rows of queries
-    float sums[4][4] = {};
+    float sums[2][4] = {};
     for (int k = begin; k < end; k += 16) {
       uint32_t a[4];
       load_a(a, m.weights, row, k);
@@ -308,7 +331,7 @@ __device__ __forceinline__ void level_gradients(GradientMemory& m) {
     store(m.grad_query, sums);
   }
   if (!kApply && (h < 16 || (row & h) == 0)) {  // rows of keys
-    float sums[4][4] = {};
+    float sums[2][4] = {};
     for (int k = begin; k < end; k += 16) {
       uint32_t a[4];
       load_a_transposed(a, m.weights, row, k);
@@ -321,24 +344,24 @@ __device__ __forceinline__ void level_gradients(GradientMemory& m) {
 
 // This thread's numbers.
 struct Own {
-  float alpha[kOwn], x[kOwn], y[kOwn];
-  float grad_x[kOwn], grad_y[kOwn], grad_log[kOwn];
+  float alpha[kGradientOwn], x[kGradientOwn], y[kGradientOwn];
+  float grad_x[kGradientOwn], grad_y[kGradientOwn], grad_log[kGradientOwn];
 };
 
 template <int h, bool kApply>
-__device__ __forceinline__ void gradients_at(GradientMemory& m, Own& own, const Column& c) {
-  float gates[kOwn];
-  level_gates<h>(gates, own.alpha, m.wholes, c);
+__device__ __forceinline__ void gradients_at(GradientMemory& m, Own& own, const Column<kGradientOwn>& c) {
+  float gates[kGradientOwn];
+  level_gates<h, kGradientOwn>(gates, own.alpha, m.wholes, c);
   __syncthreads();
-  put_scaled<h>(m.key, own.y, gates, false, c);
-  if constexpr (!kApply) put_scaled<h>(m.query, own.x, gates, true, c);
+  put_scaled<h, kGradientOwn>(m.key, own.y, gates, false, c);
+  if constexpr (!kApply) put_scaled<h, kGradientOwn>(m.query, own.x, gates, true, c);
   __syncthreads();
   level_gradients<h, kApply>(m);
   __syncthreads();
 
-  float shares[kOwn];  // d(loss)/d(log of the token's gates at this level)
+  float shares[kGradientOwn];  // d(loss)/d(log of the token's gates at this level)
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
+  for (int i = 0; i < kGradientOwn; ++i) {
     const int t = c.token + i;
     shares[i] = 0;
     if ((t & h) != 0) {
@@ -353,9 +376,9 @@ __device__ __forceinline__ void gradients_at(GradientMemory& m, Own& own, const 
   }
   if constexpr (!kApply) {
     // The gate of token u gets the shares of the tokens t >= u of its second half, or of the tokens s < u of its first half.
-    if constexpr (h < kOwn) {
+    if constexpr (h < kGradientOwn) {
 #pragma unroll
-      for (int block = 0; block < kOwn; block += 2 * h) {
+      for (int block = 0; block < kGradientOwn; block += 2 * h) {
         float sum = 0;
 #pragma unroll
         for (int i = block + 2 * h - 1; i >= block + h; --i) own.grad_log[i] += sum += shares[i];
@@ -367,23 +390,21 @@ __device__ __forceinline__ void gradients_at(GradientMemory& m, Own& own, const 
         }
       }
     } else {
-      const int group = c.token / kOwn;
       float carried = 0;
-      if constexpr (h == 32) {
+      if constexpr (h > kGradientOwn) {
         float total = 0;
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i) total += shares[i];
-        m.totals[group][c.k] = total;
+        for (int i = 0; i < kGradientOwn; ++i) total += shares[i];
+        m.totals[c.token / kGradientOwn][c.k] = total;
         __syncthreads();
-        if (group == 2) carried = m.totals[3][c.k];
-        if (group == 1) carried = m.totals[0][c.k];
+        over_groups<h, kGradientOwn>(c.token, false, [&](int group) { carried += m.totals[group][c.k]; });
       }
       if ((c.token & h) != 0) {
 #pragma unroll
-        for (int i = kOwn - 1; i >= 0; --i) own.grad_log[i] += carried += shares[i];
+        for (int i = kGradientOwn - 1; i >= 0; --i) own.grad_log[i] += carried += shares[i];
       } else {
 #pragma unroll
-        for (int i = 0; i < kOwn; ++i) {
+        for (int i = 0; i < kGradientOwn; ++i) {
           own.grad_log[i] += carried;
           carried += shares[i];
         }
@@ -394,23 +415,23 @@ __device__ __forceinline__ void gradients_at(GradientMemory& m, Own& own, const 
 
 // Also apply, as the gradient of x alone: grad_x is z, written and not added to.
 template <bool kApply>
-__global__ void __launch_bounds__(kThreads, 1) recurrence_gated_gradient_sm90(const GatedScoresGradient p) {
+__global__ void __launch_bounds__(kThreads<kGradientOwn>, 1) recurrence_gated_gradient_sm90(const GatedScoresGradient p) {
   extern __shared__ __align__(16) unsigned char memory[];
   GradientMemory& m = *reinterpret_cast<GradientMemory*>(memory);
   const int64_t chunk = blockIdx.y;
-  const Column c(chunk, p.K, static_cast<int>(blockIdx.x) * kColumns);
+  const Column<kGradientOwn> c(chunk, p.K, static_cast<int>(blockIdx.x) * kColumns);
   Own own = {};
   c.load(own.alpha, p.alpha);
   c.load(own.y, p.y);
   if constexpr (!kApply) c.load(own.x, p.x);
   const float* weights = p.weights + chunk * kC * kC;
-  for (int i = threadIdx.x; i < kC * kC; i += kThreads) {
+  for (int i = threadIdx.x; i < kC * kC; i += kThreads<kGradientOwn>) {
     const int t = i / kC, s = i % kC;
     const float w = s <= t ? weights[i] : 0.0F;
     m.weights[t][s] = __float2bfloat16_rn(s < t ? w : 0.0F);
     if (s == t) m.self[t] = w;
   }
-  share_wholes(m.wholes, own.alpha, c);
+  share_wholes<kGradientOwn>(m.wholes, own.alpha, c);
   __syncthreads();
   gradients_at<32, kApply>(m, own, c);
   gradients_at<16, kApply>(m, own, c);
@@ -419,14 +440,14 @@ __global__ void __launch_bounds__(kThreads, 1) recurrence_gated_gradient_sm90(co
   gradients_at<2, kApply>(m, own, c);
   gradients_at<1, kApply>(m, own, c);
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
+  for (int i = 0; i < kGradientOwn; ++i) {
     const float w = m.self[c.token + i];
     own.grad_x[i] += w * own.y[i];
     if constexpr (!kApply) own.grad_y[i] += w * own.x[i];
   }
   if constexpr (kApply) {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) p.grad_x[c.at + i * c.K] = own.grad_x[i];
+    for (int i = 0; i < kGradientOwn; ++i) p.grad_x[c.at + i * c.K] = own.grad_x[i];
   } else {
     if (p.grad_x != nullptr) c.add(p.grad_x, own.grad_x);
     c.add(p.grad_y, own.grad_y);
@@ -515,7 +536,7 @@ cudaError_t launch_gradient(const GatedScoresGradient& p, cudaStream_t stream) {
     move(part.y, rows);
     move(part.grad_y, rows);
     move(part.grad_log, rows);
-    kernel<<<dim3(static_cast<unsigned>(p.K / kColumns), count), kThreads, kBytes, stream>>>(part);
+    kernel<<<dim3(static_cast<unsigned>(p.K / kColumns), count), kThreads<kGradientOwn>, kBytes, stream>>>(part);
   });
 }
 
@@ -544,7 +565,7 @@ cudaError_t gated_backward_sm90(GateSide side, int64_t chunks, int64_t K, const 
 cudaError_t gated_scores_sm90(const GatedScores& p, cudaStream_t stream) {
   if (!takes(p.chunks, p.K)) return cudaErrorInvalidValue;
   if (p.chunks == 0) return cudaSuccess;
-  recurrence_gated_scores_sm90<<<static_cast<unsigned>(p.chunks), kThreads, 0, stream>>>(p);
+  recurrence_gated_scores_sm90<<<static_cast<unsigned>(p.chunks), kThreads<kScoresOwn>, 0, stream>>>(p);
   return cudaGetLastError();
 }
 
