@@ -275,27 +275,31 @@ def context_rows(clock):
                            lambda x: F.scaled_dot_product_attention(**x, is_causal=True), heads)
 
 
-def program_rows(program, model):
-    """Training and decoding of a whole model, by the program: it checks before it times."""
+def program_rows(program, *command, extra):
+    """A measurement of a whole model by the program, which checks before it times; `extra` are keys that its rows lack."""
+    say(" ".join(["cyfa bench", *command]))
+    command = [str(program), "bench", *command, "--dtype", "bf16", "--device", "cuda", "--json"]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    for row in json.loads(run.stdout):
+        keys = ("impl", "op", "model", "dtype", "B", "T", "path", "ms", "tokens_per_s", "engine")
+        yield {**{key: row[key] for key in keys if key in row}, **extra}
+
+
+def training_rows(program, model, B, accumulate):
     config = str(ROOT / f"configs/{model}.json")
-    common = ["--dtype", "bf16", "--device", "cuda", "--json"]
-    train = ["train", config, "--B", "32", "--T", "2048", "--accumulate", "4", "--repeats", "10", *common]
-    decode = ["decode", config, "--B", "1", "8", "16", "32", "64", *common]
-    for command in (train, decode):
-        say(" ".join(["cyfa bench", *command[:2]]))
-        run = subprocess.run([str(program), "bench", *command], check=True, capture_output=True, text=True)
-        for row in json.loads(run.stdout):
-            yield {**{key: row[key] for key in ("impl", "op", "model", "dtype", "B", "ms", "tokens_per_s", "engine") if key in row},
-                   **({"T": row["T"], "accumulate": 4} if row["op"] == "train" else {"path": row["path"]})}
+    yield from program_rows(program, "train", config, "--B", str(B), "--T", "2048", "--accumulate", str(accumulate), "--repeats", "10",
+                            extra={"accumulate": accumulate})
+    torch.cuda.empty_cache()
+    say(f"training the peer's {model}")
+    yield peer_training(model, B)
 
 
-def peer_training(model, steps=8):
+def peer_training(model, B, T=2048, steps=8):
     """The peer's own model of the same config at its fastest: parameters and fused AdamW in bf16, the whole batch at once."""
-    from fla.models.cyfa.configuration_cyfa import CyclicFlowAttentionConfig
-    from fla.models.cyfa.modeling_cyfa import CyclicFlowAttentionForCausalLM
-    B, T = 32, 2048
+    import fla.models  # noqa: F401  registers its model types
+    from transformers import AutoConfig, AutoModelForCausalLM
     keys = json.loads((ROOT / f"configs/{model}.json").read_text())
-    network = CyclicFlowAttentionForCausalLM(CyclicFlowAttentionConfig(**keys, use_cache=False)).cuda().to(torch.bfloat16).train()
+    network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**keys, "use_cache": False})).cuda().to(torch.bfloat16).train()
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     ids = torch.randint(0, keys["vocab_size"], (B, T), device="cuda")
     torch.cuda.reset_peak_memory_stats()
@@ -318,9 +322,13 @@ def peer_training(model, steps=8):
 def model_rows(program):
     model = "cyfa-400m"
     torch.cuda.empty_cache()
-    yield from program_rows(program, model)
-    say("training the peer's model")
-    yield peer_training(model)
+    yield from program_rows(program, "decode", str(ROOT / f"configs/{model}.json"), "--B", "1", "8", "16", "32", "64", extra={})
+    yield from training_rows(program, model, 32, 4)
+
+
+def baseline_rows(program):
+    for model in ("gdn-400m", "kda-400m", "gsa-400m"):
+        yield from training_rows(program, model, 8, 1)
 
 
 def gpu_facts():
@@ -351,7 +359,7 @@ def main():
     parser.add_argument("--program", type=pathlib.Path, default=ROOT / "build-cuda/cyfa",
                         help="the program, for whole models (default: build-cuda/cyfa)")
     parser.add_argument("--repeats", type=int, default=30, help="timed calls of each kind (default: %(default)s)")
-    names = ["check", "op", "packed", "step", "sizes", "context", "models"]
+    names = ["check", "op", "packed", "step", "sizes", "context", "models", "baselines"]
     parser.add_argument("--only", nargs="*", choices=names, default=names, help="parts to run (default: all)")
     parser.add_argument("--add", action="store_true", help="keep the file's rows of other parts; they must be of the same commit and GPU")
     parser.add_argument("--commit", default="", help="commit of the library (default: asks git)")
@@ -387,7 +395,8 @@ def main():
              "step": lambda: step_rows(clock, bandwidth),
              "sizes": lambda: operator_rows(clock, bandwidth, SHAPES[:1], OTHER_SIZES),
              "context": lambda: context_rows(clock),
-             "models": lambda: model_rows(a.program)}
+             "models": lambda: model_rows(a.program),
+             "baselines": lambda: baseline_rows(a.program)}
     keys = ("impl", "op", "pass", "B", "T", "H", "K", "M", "sequences", "model")
     same = lambda x, y: all(x.get(key) == y.get(key) for key in keys)  # noqa: E731
     for part in (p for p in parts if p in a.only):

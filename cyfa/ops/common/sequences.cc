@@ -76,7 +76,7 @@ std::vector<Segment> plan_segments(const std::vector<int64_t>& offsets, const Se
     for (int64_t begin = 0; begin < longest; begin += stride) {
       Segment s;
       // A short sequence is not padded to a whole chunk; a multiple of 16 keeps the rows of matrix products even.
-      s.chunk = std::min(size.chunk, (longest + 15) / 16 * 16);
+      s.chunk = size.whole_chunks ? size.chunk : std::min(size.chunk, (longest + 15) / 16 * 16);
       s.chunks = std::min(size.chunks, (longest - begin + s.chunk - 1) / s.chunk);
       for (int64_t i = first; i < last && length(order[i]) > begin; ++i) {
         s.sequence.push_back(order[i]);

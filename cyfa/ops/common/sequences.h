@@ -25,9 +25,10 @@ struct Segment {
 // How sequences are divided. What forward saves for backward depends on chunk and chunks only, so its shape is known without looking at the
 // data or the device.
 struct SegmentSize {
-  int64_t chunk = 64;  // C, tokens per chunk
-  int64_t chunks = 8;  // chunks per segment; forward saves the states at each segment's start for backward
-  int64_t lanes = 1;   // sequences processed together; 0: depends on their length
+  int64_t chunk = 64;         // C, tokens per chunk
+  int64_t chunks = 8;         // chunks per segment; forward saves the states at each segment's start for backward
+  int64_t lanes = 1;          // sequences processed together; 0: depends on their length
+  bool whole_chunks = false;  // chunks have C tokens even where all sequences are shorter
 };
 
 // The sizes that a call asks for; 0 selects the measured default. Throws ArgumentError for impossible values.

@@ -48,6 +48,9 @@ RecurrenceGradients empty_gradients(const RecurrenceInputs& in, const Recurrence
 RecurrenceBackend recurrence_portable();
 at::Tensor portable_step(const Recurrence& r, const RecurrenceInputs& in, const at::Tensor& state, double scale);
 
+// bf16 on Hopper, in builds with CUDA; it has no step.
+RecurrenceBackend recurrence_sm90();
+
 // The fp64 token loop on the CPU; it has no step.
 RecurrenceBackend recurrence_reference();
 

@@ -137,16 +137,30 @@ void over_blocks(int64_t size, const Tensor& like, const F& f) {
 }
 
 // x_t^T y_s for all t and s; below, its gradients with respect to x (optional) and y.
-Tensor pairs_of(const Tensor& x, const Tensor& y) {
-  return at::bmm(batched(x), batched(y).transpose(1, 2)).unflatten(0, {y.size(0), y.size(1)});
+Tensor pairs_of(const Products& products, const Tensor& x, const Tensor& y) {
+  return products.product(batched(x), batched(y).transpose(1, 2)).unflatten(0, {y.size(0), y.size(1)});
 }
 
-void add_pair_gradients(const Tensor& grad, const Tensor& x, const Tensor& y, const Tensor& grad_x, const Tensor& grad_y) {
-  if (grad_x.defined()) batched(grad_x).baddbmm_(batched(grad), batched(y));
-  batched(grad_y).baddbmm_(batched(grad).transpose(1, 2), batched(x));
+void add_pair_gradients(const Products& products, const Tensor& grad, const Tensor& x, const Tensor& y, const Tensor& grad_x,
+                        const Tensor& grad_y) {
+  if (grad_x.defined()) products.add(batched(grad_x), batched(grad), batched(y));
+  products.add(batched(grad_y), batched(grad).transpose(1, 2), batched(x));
+}
+
+Tensor exact_product(const Tensor& a, const Tensor& b) { return at::bmm(a, b); }
+void add_exact_product(const Tensor& sum, const Tensor& a, const Tensor& b) { sum.baddbmm_(a, b); }
+
+Tensor rounded(const Tensor& x) { return x.to(at::kBFloat16); }
+Tensor bf16_product(const Tensor& a, const Tensor& b) { return at::bmm(rounded(a), rounded(b), at::kFloat); }
+void add_bf16_product(const Tensor& sum, const Tensor& a, const Tensor& b) {
+  Tensor out = sum;
+  at::baddbmm_out(out, sum, rounded(a), rounded(b), at::kFloat);
 }
 
 }  // namespace
+
+const Products kExactProducts{exact_product, add_exact_product};
+const Products kBf16Products{bf16_product, add_bf16_product};
 
 void NoKeyDecay::carry(int64_t /*c*/, const Tensor& from, Tensor to) const {
   if (!to.is_same(from)) to.copy_(from);
@@ -154,7 +168,7 @@ void NoKeyDecay::carry(int64_t /*c*/, const Tensor& from, Tensor to) const {
 
 std::vector<Tensor> NoKeyDecay::scores(const std::vector<Tensor>& x, const Tensor& y) const {
   std::vector<Tensor> all;
-  for (const Tensor& each : x) all.push_back(pairs_of(each, y).tril_());
+  for (const Tensor& each : x) all.push_back(pairs_of(products_, each, y).tril_());
   return all;
 }
 
@@ -166,7 +180,7 @@ void NoKeyDecay::carry_backward(int64_t /*c*/, const Tensor& /*state*/, Tensor /
 
 void NoKeyDecay::scores_backward(const std::vector<Tensor>& grad, const std::vector<Tensor>& x, const Tensor& y,
                                  const std::vector<Tensor>& grad_x, const Tensor& grad_y) {
-  for (size_t i = 0; i < x.size(); ++i) add_pair_gradients(grad[i], x[i], y, grad_x[i], grad_y);
+  for (size_t i = 0; i < x.size(); ++i) add_pair_gradients(products_, grad[i], x[i], y, grad_x[i], grad_y);
 }
 
 Tensor ScalarKeyDecay::from_start(const Tensor& x) const { return x * decay_.from_start; }
@@ -177,7 +191,7 @@ void ScalarKeyDecay::carry(int64_t c, const Tensor& from, Tensor to) const { at:
 
 std::vector<Tensor> ScalarKeyDecay::scores(const std::vector<Tensor>& x, const Tensor& y) const {
   std::vector<Tensor> all;
-  for (const Tensor& each : x) all.push_back(pairs_of(each, y).mul_(decay_.between));
+  for (const Tensor& each : x) all.push_back(pairs_of(products_, each, y).mul_(decay_.between));
   return all;
 }
 
@@ -197,12 +211,14 @@ void ScalarKeyDecay::carry_backward(int64_t c, const Tensor& state, Tensor grad_
   gates_.whole.select(1, c).add_(row_dot(state, grad_state).sum(-1));
 }
 
+void ScalarKeyDecay::whole_backward(const Tensor& share) { add_to(gates_.whole, share); }
+
 void ScalarKeyDecay::scores_backward(const std::vector<Tensor>& grad, const std::vector<Tensor>& x, const Tensor& y,
                                      const std::vector<Tensor>& grad_x, const Tensor& grad_y) {
   for (size_t i = 0; i < x.size(); ++i) {
     const Tensor decayed = grad[i] * decay_.between;
-    add_to(gates_.pairs, pairs_of(x[i], y).mul_(decayed).tril_(-1));
-    add_pair_gradients(decayed, x[i], y, grad_x[i], grad_y);
+    add_to(gates_.pairs, pairs_of(products_, x[i], y).mul_(decayed).tril_(-1));
+    add_pair_gradients(products_, decayed, x[i], y, grad_x[i], grad_y);
   }
 }
 

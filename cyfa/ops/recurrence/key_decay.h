@@ -10,6 +10,14 @@
 
 namespace cyfa::ops {
 
+// Batched matrix products [batch, rows, inner] x [batch, inner, columns].
+struct Products {
+  at::Tensor (*product)(const at::Tensor& a, const at::Tensor& b);
+  void (*add)(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b);  // sum += a b
+};
+extern const Products kExactProducts;  // in the type of the operands
+extern const Products kBf16Products;   // operands rounded to bf16, sums and results in fp32; on a GPU
+
 // Interface of the three kinds of decay.
 class KeyDecay {
  public:
@@ -33,11 +41,18 @@ class KeyDecay {
   virtual void scores_backward(const std::vector<at::Tensor>& grad, const std::vector<at::Tensor>& x, const at::Tensor& y,
                                const std::vector<at::Tensor>& grad_x, const at::Tensor& grad_y) = 0;
   virtual at::Tensor log_alpha_gradient() const = 0;  // shape of the gates; undefined if there are none
+
+  // For passes over all chunks at once, in place of carry: alpha_1 .. alpha_C of every chunk, [n, g, 1, 1] or [n, g, K, 1], undefined if
+  // there are no gates; and its adjoint, which takes d(loss)/d(log whole), [n, g] or [n, g, K].
+  virtual at::Tensor whole() const = 0;
+  virtual void whole_backward(const at::Tensor& share) = 0;
 };
 
 // No gates.
 class NoKeyDecay final : public KeyDecay {
  public:
+  explicit NoKeyDecay(const Products& products = kExactProducts) : products_(products) {}
+
   at::Tensor from_start(const at::Tensor& x) const override { return x; }
   at::Tensor to_end(const at::Tensor& y) const override { return y; }
   void carry(int64_t c, const at::Tensor& from, at::Tensor to) const override;
@@ -48,12 +63,19 @@ class NoKeyDecay final : public KeyDecay {
   void scores_backward(const std::vector<at::Tensor>& grad, const std::vector<at::Tensor>& x, const at::Tensor& y,
                        const std::vector<at::Tensor>& grad_x, const at::Tensor& grad_y) override;
   at::Tensor log_alpha_gradient() const override { return {}; }
+  at::Tensor whole() const override { return {}; }
+  void whole_backward(const at::Tensor& /*share*/) override {}
+
+ private:
+  const Products& products_;
 };
 
 // One gate per token.
 class ScalarKeyDecay final : public KeyDecay {
  public:
-  ScalarKeyDecay(const at::Tensor& log_alpha, at::ScalarType dtype) : decay_(log_alpha, dtype) {}  // [n, g, C] in double
+  // log_alpha [n, g, C] in double.
+  ScalarKeyDecay(const at::Tensor& log_alpha, at::ScalarType dtype, const Products& products = kExactProducts)
+      : products_(products), decay_(log_alpha, dtype) {}
 
   at::Tensor from_start(const at::Tensor& x) const override;
   at::Tensor to_end(const at::Tensor& y) const override;
@@ -65,8 +87,11 @@ class ScalarKeyDecay final : public KeyDecay {
   void scores_backward(const std::vector<at::Tensor>& grad, const std::vector<at::Tensor>& x, const at::Tensor& y,
                        const std::vector<at::Tensor>& grad_x, const at::Tensor& grad_y) override;
   at::Tensor log_alpha_gradient() const override { return gates_.log_alpha(); }
+  at::Tensor whole() const override { return decay_.whole; }
+  void whole_backward(const at::Tensor& share) override;
 
  private:
+  const Products& products_;
   ChunkDecay decay_;
   DecayGradient gates_;
 };
@@ -89,9 +114,8 @@ class PerKeyDecay final : public KeyDecay {
                        const std::vector<at::Tensor>& grad_x, const at::Tensor& grad_y) override;
   at::Tensor log_alpha_gradient() const override { return grad_log_; }
 
-  // For gates on the value side: alpha_1 .. alpha_C [n, g, K, 1]. Its adjoint takes d(loss)/d(log whole) [n, g, K].
-  const at::Tensor& whole() const { return whole_; }
-  void whole_backward(const at::Tensor& share);
+  at::Tensor whole() const override { return whole_; }
+  void whole_backward(const at::Tensor& share) override;
 
   // For gates on the value side: z_t = sum over s <= t of weights_ts D_ts y_s, [n, g, C, K]. Its adjoint is scores({grad_z}, y) for the
   // weights and scores_backward({weights}, {grad_z}, y, {{}}, grad_y) for y and the gates.

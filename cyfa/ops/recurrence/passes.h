@@ -29,6 +29,15 @@ struct SegmentPass {
                                const at::Tensor& grad_state);
 };
 
+// An op by its segments. `settings.size` says how sequences are divided, and so the shape of the states at segment starts, one tensor
+// [rows, H, K, V], that forward saves for backward. The results of backward follow RecurrenceBackend.
+std::vector<at::Tensor> empty_segment_states(const at::TensorOptions& q, const RecurrenceSizes& s, const RecurrenceSettings& settings);
+RecurrenceForward forward_by_segments(const Recurrence& r, const SegmentPass& pass, const RecurrenceInputs& in,
+                                      const RecurrenceSettings& settings);
+RecurrenceGradients backward_by_segments(const Recurrence& r, const SegmentPass& pass, const RecurrenceInputs& in,
+                                         const RecurrenceSettings& settings, at::TensorList saved, const at::Tensor& grad_o,
+                                         const at::Tensor& grad_final);
+
 extern const SegmentPass kScalarPass;  // one gate per token, or none
 extern const SegmentPass kRowPass;     // a gate per key dimension
 extern const SegmentPass kColumnPass;  // a gate per value dimension

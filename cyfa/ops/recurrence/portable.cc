@@ -1,5 +1,6 @@
-// The portable backend of the recurrences: iterates over segments of chunks (cyfa/ops/common/sequences.h) and applies the op's pass
+// The recurrences segment by segment: iterates over segments of chunks (cyfa/ops/common/sequences.h) and applies a pass
 // (cyfa/ops/recurrence/passes.h) to each. Forward saves the states at segment starts; backward goes from the last segment to the first.
+// The portable backend does so with the op's own pass.
 #include <bit>
 
 #include "cyfa/ops/recurrence/passes.h"
@@ -68,19 +69,19 @@ class SegmentView {
   SegmentCopy copy_;
 };
 
-std::string take_all(const Recurrence&, const RecurrenceInputs&) { return ""; }
+}  // namespace
 
-// The saved states at segment starts: one tensor [rows, H, K, V].
-std::vector<Tensor> empty_saved(const at::TensorOptions& q, const RecurrenceSizes& s, const RecurrenceSettings& settings) {
+std::vector<Tensor> empty_segment_states(const at::TensorOptions& q, const RecurrenceSizes& s, const RecurrenceSettings& settings) {
   const int64_t rows = saved_state_rows(s.packed, s.B, s.T, settings.size);
   return {at::empty({rows, s.H, s.K, s.V}, q.dtype(s.compute))};
 }
 
-RecurrenceForward forward(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings) {
+RecurrenceForward forward_by_segments(const Recurrence& r, const SegmentPass& pass, const RecurrenceInputs& in,
+                                      const RecurrenceSettings& settings) {
   const RecurrenceSizes s = recurrence_sizes(in);
   const at::Device device = in.q.device();
   const std::vector<WalkTask> tasks = plan_tasks(segments_of(r, recurrence_offsets(r, in, s), settings.size), s.H, device);
-  RecurrenceForward out = empty_forward(in, s, empty_saved(in.q.options(), s, settings));
+  RecurrenceForward out = empty_forward(in, s, empty_segment_states(in.q.options(), s, settings));
   const Tensor& saved = out.saved[0];
   if (in.initial_state) {
     out.final_state.copy_(*in.initial_state);
@@ -92,15 +93,16 @@ RecurrenceForward forward(const Recurrence& r, const RecurrenceInputs& in, const
       const SegmentView view(r, s, tasks[i], segment, device);
       LaneStates state(view.mine(out.final_state), segment);
       if (segment.slot >= 0) LaneStates::save(view.mine(saved), segment, state);
-      view.put(r.pass->forward(r, view.inputs(in, settings.scale), state.get()), out.o);
+      view.put(pass.forward(r, view.inputs(in, settings.scale), state.get()), out.o);
       state.put();
     }
   });
   return out;
 }
 
-RecurrenceGradients backward(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings, at::TensorList all_saved,
-                             const Tensor& grad_o, const Tensor& grad_final) {
+RecurrenceGradients backward_by_segments(const Recurrence& r, const SegmentPass& pass, const RecurrenceInputs& in,
+                                         const RecurrenceSettings& settings, at::TensorList all_saved, const Tensor& grad_o,
+                                         const Tensor& grad_final) {
   const RecurrenceSizes s = recurrence_sizes(in);
   const at::Device device = in.q.device();
   const std::vector<WalkTask> tasks = plan_tasks(segments_of(r, recurrence_offsets(r, in, s), settings.size), s.H, device);
@@ -124,15 +126,28 @@ RecurrenceGradients backward(const Recurrence& r, const RecurrenceInputs& in, co
       }
       LaneStates running(view.mine(out.initial_state), *segment);
       const double scale = settings.scale;
-      view.put(r.pass->backward(r, view.inputs(in, scale), state, view.gather(upstream), running.get()), scale, out);
+      view.put(pass.backward(r, view.inputs(in, scale), state, view.gather(upstream), running.get()), scale, out);
       running.put();
     }
   });
   return out;
 }
 
+namespace {
+
+std::string take_all(const Recurrence&, const RecurrenceInputs&) { return ""; }
+
+RecurrenceForward forward(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings) {
+  return forward_by_segments(r, *r.pass, in, settings);
+}
+
+RecurrenceGradients backward(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings, at::TensorList saved,
+                             const Tensor& grad_o, const Tensor& grad_final) {
+  return backward_by_segments(r, *r.pass, in, settings, saved, grad_o, grad_final);
+}
+
 }  // namespace
 
-RecurrenceBackend recurrence_portable() { return {Backend::kPortable, take_all, forward, backward, empty_saved, portable_step}; }
+RecurrenceBackend recurrence_portable() { return {Backend::kPortable, take_all, forward, backward, empty_segment_states, portable_step}; }
 
 }  // namespace cyfa::ops

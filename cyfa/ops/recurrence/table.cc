@@ -14,7 +14,11 @@ const std::vector<Recurrence>& recurrences() {
   static const RecurrenceArgument log_alpha_of_rows{"log_alpha", "BTHK", &In::log_alpha};
   static const RecurrenceArgument log_alpha_of_columns{"log_alpha", "BTHV", &In::log_alpha};
   static const RecurrenceArgument beta{"beta", "BTH", &In::beta};
-  static const RecurrenceBackend portable = recurrence_portable(), reference = recurrence_reference();
+#ifdef CYFA_CUDA
+  static const std::vector<RecurrenceBackend> backends = {recurrence_sm90(), recurrence_portable(), recurrence_reference()};
+#else
+  static const std::vector<RecurrenceBackend> backends = {recurrence_portable(), recurrence_reference()};
+#endif
 
   static const std::vector<Recurrence> all = {
       {.op = "la",
@@ -23,56 +27,56 @@ const std::vector<Recurrence>& recurrences() {
        .delta = false,
        .arguments = {},
        .pass = &kScalarPass,
-       .backends = {portable, reference}},
+       .backends = backends},
       {.op = "fixed_scalar_gated_la",
        .definition = "S_t = gamma S_{t-1} + k_t v_t^T",
        .gate = Gate::kScalar,
        .delta = false,
        .arguments = {log_gamma},
        .pass = &kScalarPass,
-       .backends = {portable, reference}},
+       .backends = backends},
       {.op = "scalar_gated_la",
        .definition = "S_t = alpha_t S_{t-1} + k_t v_t^T",
        .gate = Gate::kScalar,
        .delta = false,
        .arguments = {log_alpha},
        .pass = &kScalarPass,
-       .backends = {portable, reference}},
+       .backends = backends},
       {.op = "row_gated_la",
        .definition = "S_t = Diag(alpha_t) S_{t-1} + k_t v_t^T",
        .gate = Gate::kRow,
        .delta = false,
        .arguments = {log_alpha_of_rows},
        .pass = &kRowPass,
-       .backends = {portable, reference}},
+       .backends = backends},
       {.op = "column_gated_la",
        .definition = "S_t = S_{t-1} Diag(alpha_t) + k_t v_t^T",
        .gate = Gate::kColumn,
        .delta = false,
        .arguments = {log_alpha_of_columns},
        .pass = &kColumnPass,
-       .backends = {portable, reference}},
+       .backends = backends},
       {.op = "delta_rule",
        .definition = "S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T",
        .gate = Gate::kNone,
        .delta = true,
        .arguments = {beta},
        .pass = &kDeltaPass,
-       .backends = {portable, reference}},
+       .backends = backends},
       {.op = "scalar_gated_delta_rule",
        .definition = "S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T",
        .gate = Gate::kScalar,
        .delta = true,
        .arguments = {beta, log_alpha},
        .pass = &kDeltaPass,
-       .backends = {portable, reference}},
+       .backends = backends},
       {.op = "row_gated_delta_rule",
        .definition = "S_t = (I - beta_t k_t k_t^T) Diag(alpha_t) S_{t-1} + beta_t k_t v_t^T",
        .gate = Gate::kRow,
        .delta = true,
        .arguments = {beta, log_alpha_of_rows},
        .pass = &kDeltaPass,
-       .backends = {portable, reference}},
+       .backends = backends},
   };
   return all;
 }
