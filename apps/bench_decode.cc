@@ -3,6 +3,7 @@
 
 #include <iostream>
 
+#include "apps/checkpoint_folder.h"
 #include "apps/commands.h"
 #include "apps/kernel_table.h"
 #include "apps/machine.h"
@@ -46,7 +47,8 @@ int run_decode(const Options& options) {
   if (options.kernels && !device.is_cuda()) throw std::invalid_argument("--kernels lists the kernels of a GPU; it needs --device cuda");
   const at::ScalarType dtype = parse_dtype(options.dtype);
   const bool folder = std::filesystem::is_directory(options.model);
-  CausalLM model = folder ? load_checkpoint(options.model, {dtype, device, false}) : CausalLM(ModelConfig::read(options.model));
+  CausalLM model =
+      folder ? load_checkpoint(checkpoint_folder(options.model), {dtype, device, false}) : CausalLM(ModelConfig::read(options.model));
   if (!folder) model.initialise(1, dtype, device);
   const std::shared_ptr<StepEngine> engine = prepare_steps(model, {.engine = options.engine, .record = false});
   const std::string not_recorded = recording_refusal(model);

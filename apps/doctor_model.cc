@@ -3,6 +3,7 @@
 
 #include <iostream>
 
+#include "apps/checkpoint_folder.h"
 #include "apps/machine.h"
 #include "apps/output.h"
 #include "apps/parse.h"
@@ -36,7 +37,8 @@ int run_doctor_model(const DoctorModelOptions& options) {
   const bool folder = std::filesystem::is_directory(options.model);
   std::optional<at::ScalarType> asked;
   if (!options.dtype.empty()) asked = parse_dtype(options.dtype);
-  CausalLM model = folder ? load_checkpoint(options.model, {asked, device, false}) : CausalLM(ModelConfig::read(options.model));
+  CausalLM model =
+      folder ? load_checkpoint(checkpoint_folder(options.model), {asked, device, false}) : CausalLM(ModelConfig::read(options.model));
   if (!folder) model.initialise(1, asked.value_or(device.is_cuda() ? at::kBFloat16 : at::kFloat), device);
   const at::ScalarType dtype = model.parameters()[model.head_weight()].scalar_type();
   const std::string type = dtype == at::kBFloat16 ? "bf16" : dtype == at::kFloat ? "fp32" : "fp64";

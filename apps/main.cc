@@ -36,7 +36,7 @@ constexpr const char* kExamples =
     "  cyfa verify model DIR                          a checkpoint against results stored beside it\n"
     "\n"
     "`cyfa COMMAND --help` explains a command.\n"
-    "Exit status: 0 done; 1 a check failed; 2 bad input or an error; 3 `train` was stopped by a signal, after saving.";
+    "Exit status: 0 done; 1 a check failed; 2 bad input or an error; 3 stopped by a signal, after saving.";
 
 // Footer of the commands that have none of their own.
 constexpr const char* kStatuses = "Exit status: 0 done, 1 a check failed, 2 bad input or an error.";
