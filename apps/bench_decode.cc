@@ -3,6 +3,7 @@
 
 #include <iostream>
 
+#include "apps/checkpoint_folder.h"
 #include "apps/commands.h"
 #include "apps/kernel_table.h"
 #include "apps/machine.h"
@@ -49,7 +50,7 @@ int run_decode(const Options& options) {
   const at::ScalarType dtype = parse_dtype(options.dtype);
   const std::filesystem::path path = model_path(options.model);
   const bool folder = std::filesystem::is_directory(path);
-  CausalLM model = folder ? load_checkpoint(path, {dtype, device, false}) : CausalLM(ModelConfig::read(path));
+  CausalLM model = folder ? load_checkpoint(checkpoint_folder(path), {dtype, device, false}) : CausalLM(ModelConfig::read(path));
   if (!folder) model.initialise(1, dtype, device);
   const std::shared_ptr<StepEngine> engine = prepare_steps(model, {.engine = options.engine, .record = false});
   const std::string not_recorded = recording_refusal(model);

@@ -5,6 +5,7 @@
 #include <iostream>
 #include <iterator>
 
+#include "apps/checkpoint_folder.h"
 #include "apps/commands.h"
 #include "apps/options.h"
 #include "apps/output.h"
@@ -28,9 +29,9 @@ int run_state(const Options& options) {
   const at::NoGradGuard no_grad;
   if (options.threads > 0) use_threads(options.threads, "--threads");
   const at::Device device = parse_device(options.device);
-  CausalLM model = load_checkpoint(options.folder, {std::nullopt, device, false});
-  const auto tokenizer =
-      options.tokenizer.empty() ? checkpoint_tokenizer(options.folder, model.config()) : load_tokenizer(options.tokenizer);
+  const std::string folder = checkpoint_folder(options.folder);
+  CausalLM model = load_checkpoint(folder, {std::nullopt, device, false});
+  const auto tokenizer = options.tokenizer.empty() ? checkpoint_tokenizer(folder, model.config()) : load_tokenizer(options.tokenizer);
   std::ifstream in(options.text, std::ios::binary);
   if (!in || std::filesystem::is_directory(options.text)) throw io::FileError(options.text, "cannot be read; wanted a text file");
   std::vector<int64_t> ids = tokenizer->encode(std::string{std::istreambuf_iterator<char>(in), {}});

@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "apps/amounts.h"
+#include "apps/checkpoint_folder.h"
 #include "apps/machine.h"
 #include "apps/output.h"
 #include "apps/parse.h"
@@ -39,7 +40,7 @@ int run_doctor_model(const DoctorModelOptions& options) {
   const bool folder = std::filesystem::is_directory(path);
   std::optional<at::ScalarType> asked;
   if (!options.dtype.empty()) asked = parse_dtype(options.dtype);
-  CausalLM model = folder ? load_checkpoint(path, {asked, device, false}) : CausalLM(ModelConfig::read(path));
+  CausalLM model = folder ? load_checkpoint(checkpoint_folder(path), {asked, device, false}) : CausalLM(ModelConfig::read(path));
   if (!folder) model.initialise(1, asked.value_or(device.is_cuda() ? at::kBFloat16 : at::kFloat), device);
   const at::ScalarType dtype = model.parameters()[model.head_weight()].scalar_type();
   const std::string type = dtype == at::kBFloat16 ? "bf16" : dtype == at::kFloat ? "fp32" : "fp64";

@@ -121,6 +121,24 @@ std::string machine_name(c10::Device device) {
   return index < found.size() && !found[index].name.empty() ? found[index].name : "unknown GPU";
 }
 
+int64_t free_bytes(c10::Device device) {
+#ifdef CYFA_CUDA
+  if (device.is_cuda()) {
+    size_t free = 0, all = 0;
+    return cudaMemGetInfo(&free, &all) == cudaSuccess ? static_cast<int64_t>(free) : 0;
+  }
+#endif
+  if (device.is_cuda()) return 0;
+  int64_t free = 0;
+  std::istringstream(proc_value("/proc/meminfo", "MemAvailable")) >> free;
+  free *= 1024;
+  int64_t limit = 0, used = 0;  // "max" without a limit
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit && std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
+    free = std::min(free, std::max<int64_t>(limit - used, 0));
+  }
+  return free;
+}
+
 int64_t resident_bytes() { return status_bytes("VmRSS"); }
 
 int64_t peak_resident_bytes() {

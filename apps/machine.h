@@ -28,6 +28,10 @@ std::vector<Gpu> gpus();
 // What a measurement on `device` ran on: the GPU's name, or the CPU's.
 std::string machine_name(c10::Device device);
 
+// Memory that can still be allocated: a GPU's free memory, or the system's within the limit of this process's control group. 0 where the
+// system does not say.
+int64_t free_bytes(c10::Device device);
+
 // Resident memory of this process and its peak. reset_peak returns freed memory to the system and restarts the peak from what is in use,
 // where the system allows it.
 int64_t resident_bytes();

@@ -26,7 +26,7 @@ constexpr const char* kAbout =
 
 constexpr const char* kFooter =
     "`cyfa help COMMAND` or `cyfa COMMAND --help` explains a command.\n"
-    "Exit status: 0 done; 1 a check failed; 2 bad input or an error; 3 `train` was stopped by a signal, after saving.";
+    "Exit status: 0 done; 1 a check failed; 2 bad input or an error; 3 stopped by a signal, after saving.";
 
 // Footer of the commands that have none of their own.
 constexpr const char* kStatuses = "Exit status: 0 done, 1 a check failed, 2 bad input or an error.";

@@ -7,6 +7,7 @@
 
 #include "apps/interrupt.h"
 #include "cyfa/io/atomic_file.h"
+#include "cyfa/io/file_error.h"
 
 namespace cyfa::app {
 
@@ -25,6 +26,12 @@ std::string text(const char* format, ...) {
 
 // File names may hold bytes that are not UTF-8.
 std::string dump(const Json& value, int indent) { return value.dump(indent, ' ', false, Json::error_handler_t::replace); }
+
+void check_writable(const std::string& path) {
+  if (std::filesystem::is_directory(path)) throw io::FileError(path, "is a folder; wanted the name of a file to write");
+  const WriteGuard guard;
+  const io::AtomicFile trial(path);  // a temporary file beside it, removed at once
+}
 
 void write_rows(const std::string& target, const Json& rows) {
   std::string out = "[";

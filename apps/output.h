@@ -17,6 +17,9 @@ void write_rows(const std::string& target, const Json& rows);
 // False if JSON takes the place of the text on the standard output.
 inline bool prints_text(const std::string& target) { return target != "-"; }
 
+// Throws io::FileError if a file at `path` could not be written: before long work, not after it.
+void check_writable(const std::string& path);
+
 std::string dump(const Json& value, int indent = -1);
 
 }  // namespace cyfa::app

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
+
+#include "cyfa/decode/batch_sampler.h"
 
 namespace cyfa {
 namespace {
@@ -9,16 +12,24 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// A sequence that is being decoded.
-struct Live {
-  size_t prompt;
-  std::vector<int64_t> history;  // snapshot, prompt and completion tokens
-  Sampler sampler;
-  TextStream stream;
-};
-
-std::span<const float> row_of(const at::Tensor& logits, int64_t row) {
-  return {logits.const_data_ptr<float>() + row * logits.size(1), static_cast<size_t>(logits.size(1))};
+// Writes the state of one sequence to a row of a batch's. Tensors that grow with the sequence are padded with zeros to the longer one.
+void put(ModelState& batch, int64_t row, const ModelState& one) {
+  for (size_t layer = 0; layer < batch.layers.size(); ++layer) {
+    for (size_t i = 0; i < batch.layers[layer].size(); ++i) {
+      at::Tensor& to = batch.layers[layer][i];
+      const at::Tensor from = one.layers[layer][i][0];
+      if (from.dim() == 0 || from.size(0) == to.size(1)) {
+        to[row].copy_(from);
+        continue;
+      }
+      if (from.size(0) > to.size(1)) {
+        std::vector<int64_t> missing = to.sizes().vec();
+        missing[1] = from.size(0) - to.size(1);
+        to = at::cat({to, at::zeros(missing, to.options())}, 1);
+      }
+      to[row].zero_().narrow(0, 0, from.size(0)).copy_(from);
+    }
+  }
 }
 
 }  // namespace
@@ -28,140 +39,274 @@ const char* reason_name(Completion::Reason reason) {
     case Completion::Reason::kLength: return "length";
     case Completion::Reason::kEndOfText: return "end";
     case Completion::Reason::kStop: return "stop";
+    case Completion::Reason::kInterrupted: return "interrupted";
   }
   return "unknown";
 }
 
 Generator::Generator(StepEngine& engine, const Tokenizer& tokenizer) : engine_(engine), model_(engine.model()), tokenizer_(tokenizer) {}
 
-Snapshot Generator::read(const Prompt& prompt, const GenerateOptions& options, size_t index) {
-  const at::NoGradGuard no_grad;
-  Snapshot now;
-  if (prompt.snapshot) {
-    now.ids = prompt.snapshot->ids;
-    now.state = prompt.snapshot->state.clone();
-    now.logits = prompt.snapshot->logits;
-  } else {
-    now.state = model_.initial_state(1);
+// One call of Generator::run(). The batch has a fixed number of rows, each with a sequence or free. Every sequence has a last token that
+// has been drawn, but not yet stepped. step() steps these tokens and draws the next ones, collect() reads them. A row that has ended is
+// filled with the next prompt, or dropped from the batch if there is none.
+class GenerationRun {
+ public:
+  GenerationRun(Generator& generator, const std::vector<Prompt>& prompts, const GenerateOptions& options, bool keep_snapshots)
+      : g_(generator), model_(generator.model_), prompts_(prompts), options_(options), keep_(keep_snapshots), done_(prompts.size()) {
+    const auto all = static_cast<int64_t>(prompts.size());
+    resize(options.batch == 0 ? all : std::min(options.batch, all));
+    g_.times_.batch = static_cast<int64_t>(rows_.size());
+    state_ = model_.initial_state(g_.times_.batch);
+    if (options.narrow_state) model_.set_state_type(state_, at::kBFloat16);
   }
-  if (prompt.ids.empty() && now.ids.empty()) {
-    throw std::invalid_argument("the prompt has no tokens, and the model's config names no token that begins a text");
+
+  std::vector<Completion> complete() {
+    warm_up();
+    const Clock::time_point start = Clock::now();
+    for (;;) {
+      if (!interrupted_ && stop_requested()) interrupt();
+      if (!interrupted_ && next_ < prompts_.size()) {
+        fill();
+      } else {
+        drop_free_rows();
+      }
+      if (live() == 0) break;
+      const bool more = std::any_of(rows_.begin(), rows_.end(), [&](const auto& row) { return row && wants_step(*row); });
+      if (more) step();
+      while (unread_.size() > (more ? ahead() : 0)) collect();
+    }
+    g_.times_.decode_seconds = seconds_since(start) - g_.times_.prefill_seconds;
+    return std::move(done_);
   }
-  const auto all = static_cast<int64_t>(prompt.ids.size());
-  for (int64_t begin = 0; begin < all; begin += options.prefill_chunk) {
-    const int64_t count = std::min(options.prefill_chunk, all - begin);
-    const at::Tensor ids = at::tensor(at::ArrayRef<int64_t>(prompt.ids.data() + begin, static_cast<size_t>(count)), at::kLong).unsqueeze(0);
-    LmOutput out = model_.forward(engine_.weights(), ids, std::nullopt, &now.state);
-    now.state = std::move(out.final_state);
-    if (begin + count == all) now.logits = model_.head_step(engine_.weights(), out.hidden.select(1, count - 1)).squeeze(0).to(at::kCPU);
-    if (on_prefill) on_prefill(index, begin + count, all);
+
+ private:
+  struct Live {
+    size_t prompt;
+    std::vector<int64_t> history;  // snapshot, prompt and completion tokens
+    TextStream stream;
+    int64_t drawn = 0;       // new tokens, read or not
+    bool last = false;       // all tokens are known; their last one is to be stepped for the snapshot
+    at::Tensor logits = {};  // after the tokens that have been stepped; only for snapshots
+  };
+  using Occupants = std::vector<std::optional<size_t>>;  // the prompt of each row
+
+  bool stop_requested() const { return next_ > 0 && g_.should_stop && g_.should_stop(); }
+  bool wants_step(const Live& l) const { return l.last || l.drawn < options_.max_tokens; }
+  // Steps that may start before the tokens of earlier ones are read. A snapshot needs the state after the last token and none beyond.
+  size_t ahead() const { return sampler_->asynchronous() && !keep_ ? 1 : 0; }
+  int64_t live() const {
+    return std::count_if(rows_.begin(), rows_.end(), [](const auto& row) { return row.has_value(); });
   }
-  now.ids.insert(now.ids.end(), prompt.ids.begin(), prompt.ids.end());
-  return now;
-}
+
+  void resize(int64_t rows) {
+    rows_.resize(static_cast<size_t>(rows));
+    sampler_ = make_sampler(options_.sampling, rows, model_.config().vocab_size, model_.device());
+  }
+
+  // On a GPU, first uses load kernels and create handles, and the first two steps record the graph. The rows' states are written later.
+  void warm_up() {
+    if (!model_.device().is_cuda() || options_.max_tokens == 0) return;
+    const Clock::time_point start = Clock::now();
+    const Weights& w = g_.engine_.weights();
+    const int64_t tokens = std::min(options_.prefill_chunk, static_cast<int64_t>(prompts_.front().ids.size()));
+    if (tokens > 0) {
+      const ModelState empty = model_.initial_state(1);
+      const LmOutput out = model_.forward(w, at::zeros({1, tokens}, at::kLong), std::nullopt, &empty);
+      sampler_->draw(model_.head_step(w, out.hidden.select(1, tokens - 1)));
+      sampler_->read();
+    }
+    if (recording_refusal(model_).empty()) {
+      for (int i = 0; i < 3; ++i) {
+        sampler_->draw(g_.engine_.step(sampler_->ids(), state_));
+        sampler_->read();
+      }
+    }
+    g_.times_.warm_up_seconds = seconds_since(start);
+  }
+
+  // Prefills a prompt: its state, and the logits after its last token.
+  Snapshot read(size_t index) {
+    const Prompt& prompt = prompts_[index];
+    Snapshot now;
+    if (prompt.snapshot) {
+      now.ids = prompt.snapshot->ids;
+      now.state = prompt.snapshot->state.clone();
+      now.logits = prompt.snapshot->logits;
+    } else {
+      now.state = model_.initial_state(1);
+    }
+    const auto all = static_cast<int64_t>(prompt.ids.size());
+    for (int64_t begin = 0; begin < all; begin += options_.prefill_chunk) {
+      const int64_t count = std::min(options_.prefill_chunk, all - begin);
+      const at::Tensor ids =
+          at::tensor(at::ArrayRef<int64_t>(prompt.ids.data() + begin, static_cast<size_t>(count)), at::kLong).unsqueeze(0);
+      LmOutput out = model_.forward(g_.engine_.weights(), ids, std::nullopt, &now.state);
+      now.state = std::move(out.final_state);
+      if (begin + count == all) now.logits = model_.head_step(g_.engine_.weights(), out.hidden.select(1, count - 1)).squeeze(0);
+      if (g_.on_prefill) g_.on_prefill(index, begin + count, all);
+    }
+    now.ids.insert(now.ids.end(), prompt.ids.begin(), prompt.ids.end());
+    return now;
+  }
+
+  // Prefills prompts into the free rows and draws their first tokens.
+  void fill() {
+    if (live() == static_cast<int64_t>(rows_.size())) return;
+    while (!unread_.empty()) collect();
+    const Clock::time_point start = Clock::now();
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      while (!rows_[r] && next_ < prompts_.size() && !stop_requested()) begin(r, next_++);  // a text may end at once
+    }
+    g_.times_.prefill_seconds += seconds_since(start);
+  }
+
+  void begin(size_t row, size_t prompt) {
+    Snapshot now = read(prompt);
+    Completion& c = done_[prompt];
+    c.prompt_tokens = static_cast<int64_t>(prompts_[prompt].ids.size());
+    c.cached_tokens = static_cast<int64_t>(now.ids.size()) - c.prompt_tokens;
+    g_.times_.prefill_tokens += c.prompt_tokens;
+    const auto r = static_cast<int64_t>(row);
+    put(state_, r, now.state);
+    rows_[row] = Live{prompt, std::move(now.ids), TextStream(options_.stop)};
+    if (keep_) rows_[row]->logits = now.logits;
+    if (options_.max_tokens == 0) {
+      end(row, Completion::Reason::kLength);
+      return;
+    }
+    sampler_->begin(r, rows_[row]->history);
+    sampler_->draw(now.logits.to(model_.device()).unsqueeze(0), r);
+    ++rows_[row]->drawn;
+    accept(row, sampler_->read().front());
+  }
+
+  // Steps the last token of every row and draws the next ones. Free rows are stepped too; what they draw is ignored.
+  void step() {
+    const at::Tensor logits = g_.engine_.step(sampler_->ids(), state_);
+    sampler_->draw(logits);
+    Occupants occupants(rows_.size());
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      if (!rows_[r]) continue;
+      if (keep_) rows_[r]->logits = logits[static_cast<int64_t>(r)];
+      if (rows_[r]->last) {
+        end(r, done_[rows_[r]->prompt].reason);
+      } else {
+        ++rows_[r]->drawn;
+        occupants[r] = rows_[r]->prompt;
+      }
+    }
+    unread_.push_back(std::move(occupants));
+    if (g_.on_step) g_.on_step();
+  }
+
+  // Reads the tokens of the oldest unread step. Those of a row whose text has ended since are discarded.
+  void collect() {
+    const std::vector<int64_t> ids = sampler_->read();
+    const Occupants occupants = std::move(unread_.front());
+    unread_.pop_front();
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      if (!rows_[r] || !occupants[r] || *occupants[r] != rows_[r]->prompt || rows_[r]->last) continue;
+      if (accept(r, ids[r])) ++g_.times_.decode_tokens;
+    }
+  }
+
+  // Adds a token to the text of a row, unless it ends the text; then returns false.
+  bool accept(size_t row, int64_t id) {
+    if (id < 0) throw std::runtime_error("the logits hold no finite largest value: the model's weights or its state are damaged");
+    Live& l = *rows_[row];
+    Completion& c = done_[l.prompt];
+    const std::vector<int64_t>& eos = model_.config().eos;
+    if (!options_.ignore_eos && std::find(eos.begin(), eos.end(), id) != eos.end()) {
+      end(row, Completion::Reason::kEndOfText);
+      return false;
+    }
+    c.ids.push_back(id);
+    l.history.push_back(id);
+    const std::string text = l.stream.add(g_.tokenizer_.piece(id));
+    if (g_.on_text && !text.empty()) g_.on_text(l.prompt, text);
+    if (l.stream.stopped()) {
+      end_after_step(row, Completion::Reason::kStop);
+    } else if (static_cast<int64_t>(c.ids.size()) >= options_.max_tokens) {
+      end_after_step(row, Completion::Reason::kLength);
+    }
+    return true;
+  }
+
+  // Ends the text of a row whose last token has not been stepped. The step is needed only for a snapshot.
+  void end_after_step(size_t row, Completion::Reason reason) {
+    if (!keep_) return end(row, reason);
+    done_[rows_[row]->prompt].reason = reason;
+    rows_[row]->last = true;
+  }
+
+  void end(size_t row, Completion::Reason reason) {
+    Live& l = *rows_[row];
+    Completion& c = done_[l.prompt];
+    c.reason = reason;
+    const std::string left = l.stream.finish();
+    if (g_.on_text && !left.empty()) g_.on_text(l.prompt, left);
+    c.text = l.stream.text();
+    if (keep_) {
+      c.snapshot = {l.history, state_.select({static_cast<int64_t>(row)}), l.logits.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true)};
+      model_.set_state_type(c.snapshot.state, at::kFloat);
+    }
+    const size_t prompt = l.prompt;
+    rows_[row].reset();
+    if (g_.on_done) g_.on_done(prompt, c);
+  }
+
+  void interrupt() {
+    interrupted_ = true;
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      if (rows_[r] && !rows_[r]->last) end_after_step(r, Completion::Reason::kInterrupted);
+    }
+  }
+
+  // Shrinks the batch to the rows in use. On a GPU another batch has to be recorded, which takes as long as many steps: it shrinks only
+  // when half of the rows are free.
+  void drop_free_rows() {
+    const auto all = static_cast<int64_t>(rows_.size());
+    if (live() == all || (model_.device().is_cuda() && 2 * live() > all)) return;
+    while (!unread_.empty()) collect();
+    std::vector<int64_t> kept;
+    std::vector<std::optional<Live>> rest;
+    for (size_t r = 0; r < rows_.size(); ++r) {
+      if (!rows_[r]) continue;
+      kept.push_back(static_cast<int64_t>(r));
+      rest.push_back(std::move(rows_[r]));
+    }
+    rows_ = std::move(rest);
+    if (rows_.empty()) return;
+    state_ = state_.select(kept);
+    resize(static_cast<int64_t>(rows_.size()));
+    for (size_t r = 0; r < rows_.size(); ++r) sampler_->begin(static_cast<int64_t>(r), rows_[r]->history);
+  }
+
+  Generator& g_;
+  const CausalLM& model_;
+  const std::vector<Prompt>& prompts_;
+  const GenerateOptions& options_;
+  bool keep_, interrupted_ = false;
+  size_t next_ = 0;  // the first prompt that has not begun
+  std::vector<Completion> done_;
+  std::vector<std::optional<Live>> rows_;
+  ModelState state_;
+  std::unique_ptr<BatchSampler> sampler_;
+  std::deque<Occupants> unread_;
+};
 
 std::vector<Completion> Generator::run(const std::vector<Prompt>& prompts, const GenerateOptions& options, bool keep_snapshots) {
   const at::NoGradGuard no_grad;
   options.sampling.check();
-  if (options.max_tokens < 0 || options.prefill_chunk < 1)
-    throw std::invalid_argument("max_tokens must be at least 0, prefill_chunk at least 1");
+  if (options.max_tokens < 0 || options.prefill_chunk < 1 || options.batch < 0)
+    throw std::invalid_argument("max_tokens and batch must be at least 0, prefill_chunk at least 1");
+  for (const Prompt& prompt : prompts) {
+    if (prompt.ids.empty() && (!prompt.snapshot || prompt.snapshot->ids.empty()))
+      throw std::invalid_argument("the prompt has no tokens, and the model's config names no token that begins a text");
+  }
   times_ = {};
-  std::vector<Completion> done(prompts.size());
-  std::vector<Live> live;
-  std::vector<ModelState> states;
-  std::vector<at::Tensor> first_logits;
-  Clock::time_point start = Clock::now();
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    Snapshot read_now = read(prompts[i], options, i);
-    done[i].prompt_tokens = static_cast<int64_t>(prompts[i].ids.size());
-    done[i].cached_tokens = static_cast<int64_t>(read_now.ids.size()) - done[i].prompt_tokens;
-    times_.prefill_tokens += done[i].prompt_tokens;
-    live.push_back({i, std::move(read_now.ids), Sampler(options.sampling), TextStream(options.stop)});
-    states.push_back(std::move(read_now.state));
-    first_logits.push_back(read_now.logits);
-  }
-  times_.prefill_seconds = seconds_since(start);
-  if (live.empty()) return done;
-  ModelState state = ModelState::concatenate(states);
-  states.clear();
-  if (options.narrow_state) model_.set_state_type(state, at::kBFloat16);
-  at::Tensor logits = at::stack(first_logits);
-  start = Clock::now();
-
-  // Finishes the rows in `ends`, taking their snapshots if requested, and compacts the batch to the others.
-  const auto keep = [&](const std::vector<bool>& ends) {
-    std::vector<int64_t> rows;
-    std::vector<Live> rest;
-    for (size_t r = 0; r < live.size(); ++r) {
-      if (!ends[r]) {
-        rows.push_back(static_cast<int64_t>(r));
-        rest.push_back(std::move(live[r]));
-        continue;
-      }
-      Completion& c = done[live[r].prompt];
-      const std::string left = live[r].stream.finish();
-      if (on_text && !left.empty()) on_text(live[r].prompt, left);
-      c.text = live[r].stream.text();
-      const auto row = static_cast<int64_t>(r);
-      if (keep_snapshots) {
-        c.snapshot = {live[r].history, state.select({row}), logits[row].clone()};
-        model_.set_state_type(c.snapshot.state, at::kFloat);
-      }
-    }
-    if (rest.size() == live.size()) {
-      live = std::move(rest);
-      return;
-    }
-    live = std::move(rest);
-    if (!live.empty()) {
-      state = state.select(rows);
-      logits = logits.index_select(0, at::tensor(rows, at::kLong));
-    }
-  };
-
-  while (!live.empty()) {
-    // Decide which rows end here, and sample the next token of the others.
-    std::vector<bool> ends(live.size(), false);
-    std::vector<int64_t> next(live.size(), 0);
-    for (size_t r = 0; r < live.size(); ++r) {
-      Live& l = live[r];
-      Completion& c = done[l.prompt];
-      if (l.stream.stopped()) {
-        c.reason = Completion::Reason::kStop;
-        ends[r] = true;
-      } else if (static_cast<int64_t>(c.ids.size()) >= options.max_tokens) {
-        c.reason = Completion::Reason::kLength;
-        ends[r] = true;
-      } else {
-        next[r] = l.sampler.next(row_of(logits, static_cast<int64_t>(r)), l.history);
-        const std::vector<int64_t>& eos = model_.config().eos;
-        if (!options.ignore_eos && std::find(eos.begin(), eos.end(), next[r]) != eos.end()) {
-          c.reason = Completion::Reason::kEndOfText;
-          ends[r] = true;
-        }
-      }
-    }
-    std::vector<int64_t> tokens;
-    for (size_t r = 0; r < live.size(); ++r) {
-      if (!ends[r]) tokens.push_back(next[r]);
-    }
-    keep(ends);
-    if (live.empty()) break;
-    bool last = !keep_snapshots;  // the step after the last token is needed only for a snapshot
-    for (size_t r = 0; r < live.size(); ++r) {
-      Live& l = live[r];
-      done[l.prompt].ids.push_back(tokens[r]);
-      l.history.push_back(tokens[r]);
-      const std::string text = l.stream.add(tokenizer_.piece(tokens[r]));
-      if (on_text && !text.empty()) on_text(l.prompt, text);
-      last = last && (l.stream.stopped() || static_cast<int64_t>(done[l.prompt].ids.size()) >= options.max_tokens);
-    }
-    times_.decode_tokens += static_cast<int64_t>(live.size());
-    if (!last) logits = engine_.step(at::tensor(tokens, at::kLong), state).to(at::kCPU);
-    if (on_step) on_step();
-  }
-  times_.decode_seconds = seconds_since(start);
-  return done;
+  if (prompts.empty()) return {};
+  return GenerationRun(*this, prompts, options, keep_snapshots).complete();
 }
 
 }  // namespace cyfa

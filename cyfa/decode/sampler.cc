@@ -2,21 +2,53 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <numeric>
 #include <stdexcept>
 #include <string>
-#include <unordered_set>
+#include <vector>
+
+#include "cyfa/decode/sampling_rule.h"
 
 namespace cyfa {
 namespace {
 
 struct Candidate {
   int64_t id;
-  double weight;  // first a logit, then an unnormalized probability
+  uint32_t distance;
+  uint64_t weight;
 };
 
-bool likelier(const Candidate& a, const Candidate& b) { return a.weight > b.weight || (a.weight == b.weight && a.id < b.id); }
+// The k largest logits, in the order of their ids.
+std::vector<int64_t> largest(const std::vector<float>& logits, int64_t k) {
+  std::vector<int64_t> ids(logits.size());
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
+  if (k == 0 || k >= static_cast<int64_t>(ids.size())) return ids;
+  std::nth_element(ids.begin(), ids.begin() + k, ids.end(), [&](int64_t a, int64_t b) {
+    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+    return x > y || (x == y && a < b);
+  });
+  ids.resize(static_cast<size_t>(k));
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+uint64_t total_weight(const std::vector<Candidate>& candidates) {
+  uint64_t sum = 0;
+  for (const Candidate& c : candidates) sum += c.weight;
+  return sum;
+}
+
+// Keeps the fewest of the nearest candidates with a share `top_p` of the weight, in the order of their ids.
+void keep_top_p(std::vector<Candidate>& candidates, double top_p) {
+  const uint64_t target = sampling::top_p_target(top_p, total_weight(candidates));
+  std::erase_if(candidates, [](const Candidate& c) { return c.weight == 0; });
+  std::sort(candidates.begin(), candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.distance < b.distance || (a.distance == b.distance && a.id < b.id); });
+  uint64_t kept = 0;
+  size_t count = 0;
+  while (kept < target) kept += candidates[count++].weight;
+  candidates.resize(count);
+  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+}
 
 }  // namespace
 
@@ -31,49 +63,46 @@ void SamplingOptions::check() const {
   if (!(repetition_penalty > 0) || !std::isfinite(repetition_penalty)) refuse("repetition_penalty", repetition_penalty, "a number above 0");
 }
 
-Sampler::Sampler(const SamplingOptions& options) : options_(options), random_(options.seed) { options.check(); }
+sampling::Rule sampling_rule(const SamplingOptions& options) {
+  constexpr double kLog2E = 1.4426950408889634;
+  options.check();
+  sampling::Rule rule;
+  rule.greedy = options.temperature == 0;
+  rule.penalty = static_cast<float>(options.repetition_penalty);
+  // The bounds keep scale and penalty finite and positive in fp32.
+  rule.penalty = std::clamp(rule.penalty, 1e-30F, 1e30F);
+  rule.scale = rule.greedy ? 0 : static_cast<float>(std::min(kLog2E / options.temperature, 1e30));
+  rule.top_k = options.top_k;
+  rule.top_p = options.top_p;
+  if (options.min_p > 0) rule.farthest = static_cast<uint32_t>(std::min(-std::log2(options.min_p), 62.0) * 0x1p26);
+  rule.seed = options.seed;
+  return rule;
+}
 
-int64_t Sampler::next(std::span<const float> logits, std::span<const int64_t> history) {
-  std::vector<Candidate> all(logits.size());
+int64_t sample(const SamplingOptions& options, std::span<const float> logits, int64_t position, std::span<const uint8_t> seen) {
+  const sampling::Rule rule = sampling_rule(options);
+  std::vector<float> adjusted(logits.size());
+  float best = -INFINITY;
   for (size_t i = 0; i < logits.size(); ++i) {
-    const auto logit = static_cast<double>(logits[i]);
-    all[i] = {static_cast<int64_t>(i), std::isnan(logit) ? -std::numeric_limits<double>::infinity() : logit};
+    adjusted[i] = sampling::adjusted(logits[i], !seen.empty() && seen[i] != 0, rule.penalty);
+    best = std::max(best, adjusted[i]);
   }
-  if (options_.repetition_penalty != 1) {
-    for (const int64_t id : std::unordered_set<int64_t>(history.begin(), history.end())) {
-      if (id < 0 || static_cast<size_t>(id) >= all.size()) continue;
-      double& logit = all[static_cast<size_t>(id)].weight;
-      logit = logit > 0 ? logit / options_.repetition_penalty : logit * options_.repetition_penalty;
-    }
-  }
-  if (all.empty()) throw std::runtime_error("there are no logits to choose from");
-  const Candidate best = *std::min_element(all.begin(), all.end(), likelier);
-  if (!std::isfinite(best.weight))
-    throw std::runtime_error("the logits hold no finite largest value: the model's weights or its state are damaged");
-  if (options_.temperature == 0) return best.id;
+  if (!std::isfinite(best)) return -1;
+  if (rule.greedy) return std::find(adjusted.begin(), adjusted.end(), best) - adjusted.begin();
 
-  if (options_.top_k > 0 && static_cast<size_t>(options_.top_k) < all.size()) {
-    std::nth_element(all.begin(), all.begin() + options_.top_k, all.end(), likelier);
-    all.resize(static_cast<size_t>(options_.top_k));
+  std::vector<Candidate> candidates;
+  candidates.reserve(adjusted.size());
+  for (const int64_t id : largest(adjusted, rule.top_k)) {
+    const uint32_t distance = sampling::distance(best, adjusted[static_cast<size_t>(id)], rule.scale);
+    if (distance <= rule.farthest) candidates.push_back({id, distance, sampling::weight(distance)});
   }
-  for (Candidate& c : all) c.weight = std::exp((c.weight - best.weight) / options_.temperature);
-  std::erase_if(all, [&](const Candidate& c) { return c.weight < options_.min_p || c.weight == 0; });
-  std::sort(all.begin(), all.end(), likelier);
-  double total = std::accumulate(all.begin(), all.end(), 0.0, [](double sum, const Candidate& c) { return sum + c.weight; });
-  if (options_.top_p < 1) {
-    double kept = 0;
-    size_t count = 0;
-    while (count < all.size() && kept < options_.top_p * total) kept += all[count++].weight;
-    all.resize(std::max<size_t>(1, count));
-    total = kept;
-  }
-  // 53 random bits as a number in [0, 1). std::uniform_real_distribution differs between standard libraries.
-  double point = static_cast<double>(random_() >> 11) * 0x1p-53 * total;
-  for (const Candidate& c : all) {
+  if (rule.top_p < 1) keep_top_p(candidates, rule.top_p);
+  uint64_t point = sampling::drawn_point(rule, static_cast<uint64_t>(position), total_weight(candidates));
+  for (const Candidate& c : candidates) {
+    if (point < c.weight) return c.id;
     point -= c.weight;
-    if (point < 0) return c.id;
   }
-  return all.back().id;
+  return candidates.back().id;  // not reached: the point is below the sum of the weights
 }
 
 }  // namespace cyfa

@@ -27,7 +27,7 @@ std::string recording_refusal(const CausalLM& model) {
 namespace {
 
 struct Recording {
-  at::Tensor given;  // pinned host memory; the graph begins with a copy of it to `ids`
+  at::Tensor given;  // pinned host memory; the graph begins with a copy of it to `ids`. Undefined if the step takes ids on the device
   at::Tensor ids, logits;
   at::cuda::CUDAGraph graph;
   c10::Event read{at::kCUDA};  // recorded after the last replay, that is, after its read of `given`
@@ -92,13 +92,18 @@ class RecordedStep final : public StepEngine {
       if (same_tensors(before, state)) held_ = state;
       return logits;
     }
+    if (recording_ != nullptr && recording_->given.defined() != ids.is_cpu()) recording_.reset();
     if (recording_ == nullptr) record(ids, state);
     if (recording_ == nullptr) return inner_->step(ids, state);  // capture failed and has run nothing
-    recording_->read.synchronize();                              // returns immediately before the first replay
-    recording_->given.copy_(ids);
+    if (ids.is_cpu()) {
+      recording_->read.synchronize();  // returns immediately before the first replay
+      recording_->given.copy_(ids);
+    } else if (!ids.is_same(recording_->ids)) {
+      recording_->ids.copy_(ids);
+    }
     for (const MixerState& layer : state.layers) ops::mark_written("step", layer);
     recording_->graph.replay();
-    recording_->read.record(c10::cuda::getCurrentCUDAStream(model().device().index()));
+    if (ids.is_cpu()) recording_->read.record(c10::cuda::getCurrentCUDAStream(model().device().index()));
     return recording_->logits;
   }
 
@@ -106,16 +111,22 @@ class RecordedStep final : public StepEngine {
   // Captures a step. If an operation cannot be captured, recording_ stays null and refusal_ holds the reason.
   void record(const at::Tensor& ids, ModelState& state) {
     auto recording = std::make_unique<Recording>();
-    recording->given = at::empty(ids.sizes(), at::TensorOptions(at::kLong).pinned_memory(true));
-    recording->ids = at::empty(ids.sizes(), at::TensorOptions(at::kLong).device(model().device()));
+    if (ids.is_cpu()) {
+      recording->given = at::empty(ids.sizes(), at::TensorOptions(at::kLong).pinned_memory(true));
+      recording->ids = at::empty(ids.sizes(), at::TensorOptions(at::kLong).device(model().device()));
+    } else {
+      recording->ids = ids;
+    }
     const c10::cuda::CUDAStream outside = c10::cuda::getCurrentCUDAStream(model().device().index());
     outside.synchronize();
     const c10::MempoolId_t pool = at::cuda::graph_pool_handle();
     const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, outside.device_index()));
     recording->graph.capture_begin(pool);
     try {
-      C10_CUDA_CHECK(cudaMemcpyAsync(recording->ids.mutable_data_ptr(), recording->given.const_data_ptr(), recording->ids.nbytes(),
-                                     cudaMemcpyHostToDevice, c10::cuda::getCurrentCUDAStream()));
+      if (ids.is_cpu()) {
+        C10_CUDA_CHECK(cudaMemcpyAsync(recording->ids.mutable_data_ptr(), recording->given.const_data_ptr(), recording->ids.nbytes(),
+                                       cudaMemcpyHostToDevice, c10::cuda::getCurrentCUDAStream()));
+      }
       recording->logits = inner_->step(recording->ids, state);
       recording->graph.capture_end();
     } catch (const c10::Error& e) {

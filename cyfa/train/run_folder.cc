@@ -29,7 +29,7 @@ std::string step_name(int64_t step) {
 }  // namespace
 
 RunFolder::RunFolder(const fs::path& path, bool resume) : path_(path) {
-  const bool there = fs::exists(path / "recipe.toml");
+  const bool there = fs::exists(path / kRecipeFile);
   if (resume && !there) throw io::FileError(path, "holds no run to go on with (no recipe.toml)");
   if (!resume && there) throw io::FileError(path, "holds a run; go on with --resume, or name another folder");
   std::error_code error;
@@ -37,7 +37,7 @@ RunFolder::RunFolder(const fs::path& path, bool resume) : path_(path) {
   if (error) throw io::FileError(path, "cannot be created: " + error.message());
 }
 
-void RunFolder::write_recipe(const Recipe& recipe) const { write_text(path_ / "recipe.toml", recipe.toml()); }
+void RunFolder::write_recipe(const Recipe& recipe) const { write_text(path_ / kRecipeFile, recipe.toml()); }
 void RunFolder::write_manifest(const Json& manifest) const { write_text(path_ / "manifest.json", manifest.dump(2) + "\n"); }
 
 void RunFolder::add_metrics(const Json& row) {
@@ -71,10 +71,10 @@ void RunFolder::draw_losses() const {
   for (const char* name : {"loss.png", "loss.svg"}) draw::write_figure(path_ / name, figure);
 }
 
-std::vector<RunCheckpoint> RunFolder::checkpoints() const {
+std::vector<RunCheckpoint> run_checkpoints(const fs::path& run) {
   std::vector<RunCheckpoint> found;
-  for (const auto& entry : fs::directory_iterator(path_ / "checkpoints")) {
-    std::error_code error;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints", error)) {
     if (!fs::exists(entry.path() / kStepFile, error)) continue;
     const Json json = io::json_or_null(io::read_file(entry.path() / kStepFile, 1 << 16, "the step of a checkpoint"));
     if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;

@@ -17,6 +17,9 @@ struct RunCheckpoint {
   std::optional<double> eval_loss;
 };
 
+// The checkpoints of the run in folder `run`, sorted by step; none if it has none or is no run.
+std::vector<RunCheckpoint> run_checkpoints(const std::filesystem::path& run);
+
 // Reads and writes the files of one run.
 class RunFolder {
  public:
@@ -38,7 +41,7 @@ class RunFolder {
   // Saves a checkpoint with the model, the optimizer state and the step. Then deletes old checkpoints, except the newest `keep` and the
   // best.
   void save(const CausalLM& model, const Optimizer& optimizer, int64_t step, std::optional<double> eval_loss, int64_t keep);
-  std::vector<RunCheckpoint> checkpoints() const;  // sorted by step
+  std::vector<RunCheckpoint> checkpoints() const { return run_checkpoints(path_); }
 
  private:
   std::filesystem::path path_;
@@ -47,6 +50,8 @@ class RunFolder {
 // The rows of a metrics.jsonl, without a line that a crash has truncated; none if the file does not exist.
 std::vector<Json> read_metrics(const std::filesystem::path& path);
 
+// File of a run's folder that holds its recipe: a folder with it is a run.
+inline constexpr const char* kRecipeFile = "recipe.toml";
 // Files in a checkpoint's folder that hold the optimizer state and the completed steps.
 inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
 inline constexpr const char* kStepFile = "step.json";

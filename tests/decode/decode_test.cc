@@ -1,9 +1,7 @@
-// Tests sampling, text streams, snapshots and generation.
+// Tests text streams, snapshots and generation.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <fstream>
-#include <map>
 
 #include "cyfa/decode/generator.h"
 #include "cyfa/io/file_error.h"
@@ -11,82 +9,6 @@
 
 namespace cyfa::test {
 namespace {
-
-std::map<int64_t, int> draws(const SamplingOptions& options, const std::vector<float>& logits, int count = 4000,
-                             std::vector<int64_t> history = {}) {
-  Sampler sampler(options);
-  std::map<int64_t, int> seen;
-  for (int i = 0; i < count; ++i) ++seen[sampler.next(logits, history)];
-  return seen;
-}
-
-TEST(Sampler, GreedyTakesTheFirstOfTheLargest) {
-  Sampler sampler({});
-  EXPECT_EQ(sampler.next(std::vector<float>{0, 3, 3, -1}, {}), 1);
-  EXPECT_EQ(sampler.next(std::vector<float>{NAN, -5, -4}, {}), 2);
-}
-
-TEST(Sampler, DrawsFollowTheDistribution) {
-  const std::vector<float> logits = {std::log(0.5F), std::log(0.3F), std::log(0.2F)};
-  SamplingOptions options;
-  options.temperature = 1;
-  const auto seen = draws(options, logits, 20000);
-  EXPECT_NEAR(seen.at(0) / 20000.0, 0.5, 0.015);
-  EXPECT_NEAR(seen.at(2) / 20000.0, 0.2, 0.015);
-  options.temperature = 0.5;  // squares the probabilities
-  EXPECT_NEAR(draws(options, logits, 20000).at(0) / 20000.0, 0.25 / 0.38, 0.015);
-}
-
-TEST(Sampler, CutsKeepWhatTheyShould) {
-  const std::vector<float> logits = {std::log(0.4F), std::log(0.3F), std::log(0.2F), std::log(0.1F)};
-  SamplingOptions options;
-  options.temperature = 1;
-  options.top_k = 2;
-  EXPECT_EQ(draws(options, logits).size(), 2U);
-  options = {.temperature = 1, .top_p = 0.65};
-  EXPECT_EQ(draws(options, logits).size(), 2U);
-  options = {.temperature = 1, .top_p = 1e-9};
-  EXPECT_EQ(draws(options, logits).size(), 1U);
-  options = {.temperature = 1, .min_p = 0.45};
-  EXPECT_EQ(draws(options, logits).size(), 3U);
-  options = {.temperature = 1, .top_k = 100};
-  EXPECT_EQ(draws(options, logits).size(), 4U);
-}
-
-TEST(Sampler, RepetitionIsPunishedOnce) {
-  SamplingOptions options;
-  options.repetition_penalty = 2;
-  Sampler sampler(options);
-  EXPECT_EQ(sampler.next(std::vector<float>{3, 2, -1}, std::vector<int64_t>{0, 0, 0}), 1);
-  EXPECT_EQ(sampler.next(std::vector<float>{-1.5F, -1, -9}, std::vector<int64_t>{1, -7, 99}), 0);
-}
-
-TEST(Sampler, EqualSeedsGiveEqualDraws) {
-  SamplingOptions options;
-  options.temperature = 1;
-  options.seed = 7;
-  Sampler a(options), b(options);
-  const std::vector<float> logits(50, 0.0F);
-  for (int i = 0; i < 100; ++i) EXPECT_EQ(a.next(logits, {}), b.next(logits, {}));
-}
-
-TEST(Sampler, BadInputIsRefused) {
-  for (const SamplingOptions& bad : std::vector<SamplingOptions>{{.temperature = -1},
-                                                                 {.temperature = NAN},
-                                                                 {.top_k = -1},
-                                                                 {.top_p = 0},
-                                                                 {.top_p = 1.5},
-                                                                 {.min_p = -0.1},
-                                                                 {.min_p = 2},
-                                                                 {.repetition_penalty = 0},
-                                                                 {.repetition_penalty = INFINITY}}) {
-    EXPECT_THROW(Sampler{bad}, std::invalid_argument);
-  }
-  Sampler sampler({});
-  EXPECT_THROW(sampler.next(std::vector<float>{NAN, NAN}, {}), std::runtime_error);
-  EXPECT_THROW(sampler.next(std::vector<float>{INFINITY, 1}, {}), std::runtime_error);
-  EXPECT_THROW(sampler.next({}, {}), std::runtime_error);
-}
 
 std::string streamed(TextStream& stream, const std::string& bytes) {
   std::string out;

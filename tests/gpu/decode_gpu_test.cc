@@ -295,6 +295,14 @@ TEST_F(GpuDecode, AReplayedStepIsTheStep) {
       const at::Tensor want = engine->step(ids, again).to(at::kCPU);
       EXPECT_TRUE(same_bits(recorded->step(ids, other).to(at::kCPU), want));
     }
+    const at::Tensor own = at::zeros({B}, at::TensorOptions(at::kLong).device(at::kCUDA));  // read in place by the graph
+    for (int64_t t = 0; t < 6; ++t) {
+      const at::Tensor ids = at::randint(0, model.config().vocab_size, {B}, at::kLong);
+      const at::Tensor want = engine->step(ids, again).to(at::kCPU);
+      own.copy_(ids);
+      const at::Tensor given = t == 2 ? ids : t == 4 ? own.clone() : own;  // from the host, and in another tensor
+      EXPECT_TRUE(same_bits(recorded->step(given, other).to(at::kCPU), want)) << "token " << t << " from the device";
+    }
     EXPECT_EQ(recorded->name(), "sm90+graph") << "a recording was given up";
   }
 }
