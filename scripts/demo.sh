@@ -22,8 +22,9 @@ head -n $((lines - lines / 20)) "$text" > "$out/train.txt"
 tail -n $((lines / 20)) "$text" > "$out/valid.txt"
 build/cyfa prepare "$out/data" "$out/train.txt" --tokenizer bytes -q | head -n 1
 build/cyfa prepare "$out/valid" "$out/valid.txt" --tokenizer bytes -q > /dev/null
-build/cyfa train "$out/run" -r recipes/alice.toml data="$out/data" validation="$out/valid" log_every=5 | awk '
-  /step/ && !/validation/ { next } { print; fflush() }'
+build/cyfa train "$out/run" -r recipes/alice.toml data="$out/data" validation="$out/valid" | awk -v live="$([[ -t 1 ]] && echo 1 || echo 0)" '
+  /^step/ && !/validation/ { if (live) printf "\r\033[K%s", $0; fflush(); next }
+  { printf "%s%s\n", live ? "\r\033[K" : "", $0; fflush() }'
 checkpoint=$(ls -d "$out"/run/checkpoints/step-* | tail -n 1)
 step "what it writes after these few minutes: build/cyfa generate $checkpoint -p 'Alice '"
 build/cyfa generate "$checkpoint" -p 'Alice ' -n 500 -t 0.6 --seed 1 --ignore-eos

@@ -25,7 +25,7 @@ std::vector<draw::Point> smoothed(const std::vector<draw::Point>& points) {
   for (const draw::Point& p : points) {
     if (std::isfinite(p.x) && std::isfinite(p.y)) finite.push_back(p);
   }
-  const size_t n = finite.size(), most = n / 40;
+  const size_t n = finite.size(), most = n / 20;
   std::vector<double> sums = {0};
   for (const draw::Point& p : finite) sums.push_back(sums.back() + p.y);
   std::vector<draw::Point> out;

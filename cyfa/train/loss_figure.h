@@ -17,7 +17,7 @@ struct RunLosses {
   static RunLosses of(const std::string& name, const std::vector<nlohmann::ordered_json>& metrics);
 };
 
-// Means over a window of points around each, which is a twentieth of all points wide and shrinks towards both ends, so that the line begins
+// Means over a window of points around each, which is a tenth of all points wide and shrinks towards both ends, so that the line begins
 // and ends at the run's own losses. Points that are not finite are left out.
 std::vector<draw::Point> smoothed(const std::vector<draw::Point>& points);
 
