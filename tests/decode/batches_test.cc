@@ -94,7 +94,8 @@ TEST_F(Interruption, LosesNothingOfASampledText) {
   rest.snapshot = first.snapshot;
   options_.max_tokens = 30 - static_cast<int64_t>(first.ids.size());
   std::vector<int64_t> ids = first.ids;
-  for (const int64_t id : generator_.run({rest}, options_).front().ids) ids.push_back(id);
+  const Completion second = generator_.run({rest}, options_).front();
+  ids.insert(ids.end(), second.ids.begin(), second.ids.end());
   EXPECT_EQ(ids, whole.ids);
 }
 

@@ -110,7 +110,8 @@ TEST_F(GpuSampler, TextsAreThoseOfEveryBatch) {
     rest.snapshot = generator.run({prompts[3]}, o, true).front().snapshot;
     o.max_tokens = 25;
     std::vector<int64_t> ids(whole.ids.begin(), whole.ids.begin() + 15);
-    for (const int64_t id : generator.run({rest}, o).front().ids) ids.push_back(id);
+    const Completion second = generator.run({rest}, o).front();
+    ids.insert(ids.end(), second.ids.begin(), second.ids.end());
     EXPECT_EQ(ids, whole.ids);
   }
 }
