@@ -6,6 +6,7 @@
 
 #include "apps/commands.h"
 #include "apps/interrupt.h"
+#include "apps/options.h"
 #include "apps/output.h"
 #include "cyfa/io/heatmap.h"
 #include "cyfa/train/recall.h"
@@ -137,7 +138,7 @@ void add_demo(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--rate", options->rate, "Learning rate")->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--png", options->png, "File to which a picture of the clock and the slots is written")->type_name("FILE");
-  command->add_option("--seed", options->seed, "Random seed of the parameters and of the task")->capture_default_str();
+  add_seed(command, &options->seed, "Random seed of the parameters and of the task");
   command->footer("Exit status: 0 at least 99% of the answers are correct, 1 fewer, 2 bad input or an error.");
   command->callback([&action, options] { action = [options] { return run_demo(*options); }; });
 }

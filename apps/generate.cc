@@ -184,8 +184,7 @@ void add_generate(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--repetition-penalty", s.repetition_penalty, "Above 1 makes tokens that have occurred less likely; 1 for no penalty")
       ->capture_default_str();
-  command->add_option("--seed", s.seed, "Random seed; every prompt starts from it, so a batch gives the same texts as its prompts alone")
-      ->capture_default_str();
+  add_seed(command, &s.seed, "Random seed; every prompt starts from it, so a batch gives the same texts as its prompts alone");
   command->add_option("--stop", g.stop, "Stop before this text; may be given several times")->type_name("TEXT")->allow_extra_args(false);
   command->add_flag("--ignore-eos", g.ignore_eos, "Continue past the end-of-text token");
   command->add_flag("--no-bos", options->no_bos, "Do not put the beginning-of-text token before the prompt");

@@ -24,10 +24,10 @@ int run_init(const Options& options) {
   model.initialise(options.seed, parse_dtype(options.dtype));
   {
     const WriteGuard guard;
-    save_checkpoint(model, options.folder);
-    if (!options.tokenizer.empty() && options.tokenizer != "bytes") {
-      std::filesystem::copy_file(options.tokenizer, std::filesystem::path(options.folder) / "tokenizer.model");
-    }
+    save_checkpoint(model, options.folder, kShardBytes, [&](const std::filesystem::path& folder) {  // before the folder appears
+      if (options.tokenizer.empty() || options.tokenizer == "bytes") return;
+      std::filesystem::copy_file(options.tokenizer, folder / "tokenizer.model");
+    });
   }
   std::cout << text("%s: %.1f million parameters in %s\n", options.folder.c_str(), static_cast<double>(model.table().numel()) * 1e-6,
                     options.dtype.c_str());
@@ -41,7 +41,7 @@ void add_init(CLI::App& app, Action& action) {
   auto options = std::make_shared<Options>();
   command->add_option("config", options->config, "Config file of the model")->required()->type_name("FILE");
   command->add_option("folder", options->folder, "Checkpoint directory to create")->required()->type_name("DIR");
-  command->add_option("--seed", options->seed, "Random seed; the same seed gives the same parameters")->capture_default_str();
+  add_seed(command, &options->seed, "Random seed; the same seed gives the same parameters");
   add_dtype(command, &options->dtype, "the weights", {"fp32", "bf16"});
   command->add_option("--tokenizer", options->tokenizer, "SentencePiece model file to copy into the checkpoint as tokenizer.model")
       ->type_name("FILE");

@@ -1,9 +1,11 @@
 #include "apps/options.h"
 
+#include <charconv>
 #include <filesystem>
 #include <fstream>
 
 #include "cyfa/engine/engine.h"
+#include "cyfa/io/file_error.h"
 
 namespace cyfa::app {
 namespace {
@@ -112,6 +114,16 @@ void add_dtype(CLI::App* command, std::string* dtype, const std::string& what, c
 
 void add_threads(CLI::App* command, int* threads) { add_threads_option(command, threads); }
 void add_threads(CLI::App* command, int64_t* threads) { add_threads_option(command, threads); }
+
+void add_seed(CLI::App* command, uint64_t* seed, const std::string& meaning) {
+  const auto refusal = [](const std::string& text) -> std::string {
+    uint64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error == std::errc() && end == text.data() + text.size()) return "";
+    return "a seed of " + io::printable(text) + "; wanted a whole number from 0 to 18446744073709551615";
+  };
+  command->add_option("--seed", *seed, meaning)->check(refusal)->capture_default_str();
+}
 
 void add_repeats(CLI::App* command, int* repeats) {
   command->add_option("--repeats", *repeats, "Timed runs; 0 takes at least 10 and about a second")

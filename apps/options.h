@@ -22,6 +22,9 @@ void add_engine(CLI::App* command, std::string* engine);
 void add_threads(CLI::App* command, int* threads);
 void add_threads(CLI::App* command, int64_t* threads);
 
+// --seed N, any whole number of 64 bits; larger and negative ones are refused, not wrapped around.
+void add_seed(CLI::App* command, uint64_t* seed, const std::string& meaning);
+
 // --repeats N; 0: as measure() in apps/timing.h does it
 void add_repeats(CLI::App* command, int* repeats);
 
