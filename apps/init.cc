@@ -26,10 +26,10 @@ int run_init(const Options& options) {
   model.initialise(options.seed, parse_dtype(options.dtype));
   {
     const WriteGuard guard;
-    save_checkpoint(model, options.folder);
-    if (!options.tokenizer.empty() && options.tokenizer != "bytes") {
-      std::filesystem::copy_file(options.tokenizer, std::filesystem::path(options.folder) / "tokenizer.model");
-    }
+    save_checkpoint(model, options.folder, kShardBytes, [&](const std::filesystem::path& folder) {  // before the folder appears
+      if (options.tokenizer.empty() || options.tokenizer == "bytes") return;
+      std::filesystem::copy_file(options.tokenizer, folder / "tokenizer.model");
+    });
   }
   std::cout << text("%s: %s parameters in %s\n", options.folder.c_str(), count_text(static_cast<double>(model.table().numel())).c_str(),
                     options.dtype.c_str());

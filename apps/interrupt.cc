@@ -6,6 +6,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 namespace cyfa::app {
@@ -19,6 +20,17 @@ std::mutex& writing() {
 
 std::atomic<bool> graceful = false;
 std::atomic<bool> asked = false;
+std::atomic<const char*> first_words = nullptr;
+
+// At a signal: whether the program goes on, because this is the first one and the work will end by itself.
+bool goes_on() {
+  if (!graceful || asked.exchange(true)) return false;
+  if (const char* words = first_words) {
+    const ssize_t written = ::write(STDERR_FILENO, words, std::strlen(words));
+    static_cast<void>(written);
+  }
+  return true;
+}
 
 sigset_t watched() {
   sigset_t set;
@@ -32,7 +44,7 @@ void watch(sigset_t set) {
   int signal = 0;
   do {
     if (sigwait(&set, &signal) != 0) return;
-  } while (graceful && !asked.exchange(true));
+  } while (goes_on());
   const std::lock_guard<std::mutex> lock(writing());
   std::signal(signal, SIG_DFL);
   pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
@@ -50,8 +62,9 @@ void watch_signals() {
   std::thread(watch, set).detach();
 }
 
-GracefulStop::GracefulStop() {
+GracefulStop::GracefulStop(const char* words) {
   asked = false;
+  first_words = words;
   graceful = true;
 }
 GracefulStop::~GracefulStop() { graceful = false; }

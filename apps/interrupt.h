@@ -22,7 +22,8 @@ class WriteGuard {
 // While it exists, the first signal only sets requested(), so that the work can save and end; the second ends the program at once.
 class GracefulStop {
  public:
-  GracefulStop();
+  // `words` go to the standard error at the first signal; they stay valid until the program ends. Null for none.
+  explicit GracefulStop(const char* words = nullptr);
   GracefulStop(const GracefulStop&) = delete;
   GracefulStop& operator=(const GracefulStop&) = delete;
   ~GracefulStop();

@@ -8,6 +8,7 @@
 
 #include "cyfa/draw/figure.h"
 #include "cyfa/engine/engine.h"
+#include "cyfa/io/file_error.h"
 
 namespace cyfa::app {
 namespace {

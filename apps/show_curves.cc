@@ -32,7 +32,7 @@ std::vector<Json> read_rows(const std::string& path) {
   const size_t first = all.find_first_not_of(" \t\r\n");
   std::vector<Json> rows;
   if (first != std::string::npos && all[first] == '[') {
-    const Json array = Json::parse(all, nullptr, false);
+    const Json array = io::json_or_null(all);
     if (!array.is_array()) throw io::FileError(path, "begins like a JSON array and is none");
     rows.assign(array.begin(), array.end());
   } else {
@@ -41,7 +41,7 @@ std::vector<Json> read_rows(const std::string& path) {
     for (std::string line; std::getline(lines, line);) {
       ++number;
       if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-      rows.push_back(Json::parse(line, nullptr, false));
+      rows.push_back(io::json_or_null(line));
       if (rows.back().is_discarded()) throw io::FileError(path, "line " + std::to_string(number) + " is no JSON");
     }
   }

@@ -1,18 +1,16 @@
 // cyfa train: trains a model on prepared text, as a recipe says.
-#include <unistd.h>
 
-#include <iostream>
 #include <sstream>
 
 #include "apps/commands.h"
 #include "apps/interrupt.h"
 #include "apps/machine.h"
-#include "apps/output.h"
 #include "apps/parse.h"
 #include "apps/provided.h"
 #include "apps/threads.h"
-#include "apps/timing.h"
+#include "apps/train_screen.h"
 #include "cyfa/data/batches.h"
+#include "cyfa/data/tokenizer.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/model/checkpoint.h"
 #include "cyfa/train/trainer.h"
@@ -22,85 +20,210 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kStopping = "cyfa: stopping after this step, with a checkpoint; a second signal ends at once, without one\n";
+
 struct Options {
   std::string recipe, folder;
   std::vector<std::string> assignments;
+  int64_t from = -1;
   bool resume = false, quiet = false;
 };
 
-BatchSource source_of(const TokenData& data, const Recipe& recipe, bool shuffle) {
+using Notes = std::vector<std::string>;
+
+std::string hex(uint64_t value) { return text("%016llx", static_cast<unsigned long long>(value)); }
+
+// Values of a manifest; empty and 0 if they are absent.
+std::string text_in(const Json& manifest, const char* key) {
+  return manifest.contains(key) && manifest[key].is_string() ? manifest[key].get<std::string>() : "";
+}
+int64_t count_in(const Json& manifest, const char* key) {
+  return manifest.contains(key) && manifest[key].is_number_integer() ? manifest[key].get<int64_t>() : 0;
+}
+
+std::shared_ptr<Batches> batches_of(const TokenData& data, const Recipe& recipe, bool shuffle, const std::vector<ReadText>& before = {}) {
   BatchOptions options;
   options.T = recipe.context;
   options.B = recipe.batch / recipe.accumulate;
   options.seed = recipe.seed;
   options.shuffle = shuffle;
   options.reset_documents = recipe.reset_documents;
-  return [batches = std::make_shared<Batches>(data, options), T = recipe.context, packed = recipe.reset_documents](int64_t index) {
+  options.before = before;
+  return std::make_shared<Batches>(data, options);
+}
+
+BatchSource source_of(const std::shared_ptr<Batches>& batches) {
+  return [batches, T = batches->options().T, packed = batches->options().reset_documents](int64_t index) {
     const Batch batch = batches->at(index);
     return TrainBatch{batch.ids.narrow(1, 0, T), batch.ids.narrow(1, 1, T), packed ? batch.cu_seqlens : std::nullopt};
   };
 }
 
-// Progress: on a terminal a line that overwrites itself, elsewhere one line per logged step.
-class Screen {
- public:
-  Screen(const Recipe& recipe, double flops, bool quiet)
-      : recipe_(recipe), flops_(flops), terminal_(isatty(STDOUT_FILENO) == 1), quiet_(quiet) {
-    // The machine's peak, measured with plain matrix products.
-    const at::Device device = parse_device(recipe.device);
-    const auto options = at::TensorOptions(device).dtype(recipe.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
-    const int64_t n = device.is_cpu() ? 512 : 8192;
-    const at::Tensor a = at::ones({n, n}, options), b = at::ones({n, n}, options);
-    const std::vector<Task> tasks = {{[&] { at::mm(a, b); }}};
-    peak_ = 2.0 * std::pow(static_cast<double>(n), 3) / measure(tasks, 8, device)[0].p10;
+// Opens a data folder and compares it with its checksums, as far as the recipe asks.
+TokenData open_data(const std::string& folder, const Recipe& recipe, Notes& notes) {
+  TokenData data = TokenData::open(folder);
+  if (recipe.check_data == "none") {
+    notes.push_back(folder + ": not compared with its checksums, as check_data = \"none\" asks");
+    return data;
   }
+  DataCheck how;
+  if (recipe.check_data == "whole") how.whole_bytes = std::numeric_limits<int64_t>::max();
+  const DataChecked checked = data.check(how);
+  const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  switch (checked.extent) {
+    case DataChecked::Extent::kWhole: notes.push_back(folder + ": all tokens have their checksums"); break;
+    case DataChecked::Extent::kSampled:
+      notes.push_back(text("%s: %.0f of %.0f MiB have their checksums, in blocks spread over all shards; check_data=whole reads everything",
+                           folder.c_str(), mib(checked.bytes), mib(checked.all)));
+      break;
+    case DataChecked::Extent::kNothing:
+      notes.push_back(folder +
+                      ": not compared with its checksums: an earlier `cyfa prepare` wrote it, without hashes of blocks; "
+                      "check_data=whole reads everything");
+  }
+  return data;
+}
 
-  void step(const Json& row) {
-    if (quiet_) return;
-    const auto number = [&](const char* key) { return row.at(key).get<double>(); };
-    const bool logged = row.at("step").get<int64_t>() % recipe_.log_every == 0 || row.contains("eval_loss");
-    if (!terminal_ && !logged) return;
-    const double rate = number("tokens_per_s");
-    std::string line =
-        text("step %6lld/%lld  loss %.4f  norm %.3f  rate %.2e  %.0f tokens/s  %.0f%% of peak  %s left",
-             static_cast<long long>(row.at("step").get<int64_t>()), static_cast<long long>(recipe_.steps), number("loss"),
-             number("grad_norm"), number("rate"), rate, 100 * rate * flops_ / peak_, duration(number("seconds_left")).c_str());
-    if (row.contains("eval_loss")) line += text("  validation %.4f", number("eval_loss"));
-    std::cout << (terminal_ ? "\r\033[K" : "") << line << (terminal_ && !logged ? "" : "\n") << std::flush;
+// The tokenizer that every checkpoint of the run gets.
+void add_tokenizer(const TokenData& data, RunFacts& facts, Notes& notes) {
+  facts.bytes = data.tokenizer() == "bytes";
+  if (facts.bytes) return;
+  if (!fs::exists(data.tokenizer_file())) {
+    notes.push_back(data.tokenizer_file() +
+                    " is missing: the checkpoints will have no tokenizer, and `cyfa generate` will need --tokenizer");
+    return;
   }
-  void note(const std::string& note) const {
-    if (!quiet_) std::cout << (terminal_ ? "\r\033[K" : "") << note << '\n' << std::flush;
+  const uint64_t hash = load_tokenizer(data.tokenizer_file())->hash();
+  if (hash != data.tokenizer_hash()) {
+    throw io::FileError(data.tokenizer_file(),
+                        "has the hash " + hex(hash) + ", but the tokens were made with " + hex(data.tokenizer_hash()));
   }
+  const io::MappedFile file(data.tokenizer_file());
+  facts.tokenizer.assign(file.bytes().begin(), file.bytes().end());
+}
 
- private:
-  static std::string duration(double seconds) {
-    const auto s = static_cast<long long>(seconds);
-    return s >= 3600 ? text("%lldh%02lldm", s / 3600, s / 60 % 60) : text("%lldm%02llds", s / 60, s % 60);
-  }
+// Throws if a checkpoint to continue from has another tokenizer than the data.
+void compare_tokenizer(const fs::path& checkpoint, const ModelConfig& config, const TokenData& data) {
+  if (!config.json.contains("tokenizer") && !fs::exists(checkpoint / "tokenizer.model")) return;
+  if (checkpoint_tokenizer(checkpoint, config)->hash() == data.tokenizer_hash()) return;
+  throw io::FileError(data.folder(), "was made with another tokenizer than that of the checkpoint " + checkpoint.string() +
+                                         "; run `cyfa prepare` with the checkpoint's tokenizer");
+}
 
-  Recipe recipe_;
-  double flops_;  // per token, forward and backward
-  double peak_ = 1;
-  bool terminal_, quiet_;
-};
+// The checkpoint to resume from: the newest, or the one that --from names.
+std::optional<RunCheckpoint> resumed_checkpoint(const RunFolder& folder, const Options& options) {
+  const std::vector<RunCheckpoint> all = folder.checkpoints();
+  if (options.from < 0) return all.empty() ? std::nullopt : std::optional(all.back());
+  std::string steps;
+  for (const RunCheckpoint& c : all) {
+    if (c.step == options.from) return c;
+    steps += (steps.empty() ? "" : ", ") + std::to_string(c.step);
+  }
+  throw io::FileError(options.folder, "holds no checkpoint of step " + std::to_string(options.from) + "; there are " +
+                                          (steps.empty() ? "none" : "those of steps " + steps));
+}
+
+// Says what changes when a run is resumed with other values, and refuses values that would make it another run.
+void compare_recipes(const Recipe& before, const Recipe& after, const std::optional<RunCheckpoint>& from, Notes& notes) {
+  for (const RecipeKey* key : recipe_changes(before, after)) {
+    const std::string was = recipe_value(before, *key), is = recipe_value(after, *key);
+    if (key->fixed != nullptr) {
+      throw std::invalid_argument("recipe: " + std::string(key->name) + " was " + was + " and cannot become " + is +
+                                  " in a run that has begun: " + key->fixed + ". Begin a new run instead: cyfa train NEW_FOLDER " +
+                                  (from ? "model=" + from->path.string() + " ..." : "..."));
+    }
+    notes.push_back("resuming with " + std::string(key->name) + " = " + is + ", was " + was);
+    if (std::string_view(key->name) == "accumulate") {
+      notes.push_back("other sums of gradients, and from the second pass over the data on another order of it: no longer bit for bit");
+    }
+  }
+  const int64_t step = from ? from->step : 0;
+  if (after.steps < step) {
+    throw std::invalid_argument(text("recipe: steps is %lld, but the run has done %lld; wanted more, or an earlier checkpoint with --from",
+                                     static_cast<long long>(after.steps), static_cast<long long>(step)));
+  }
+  if (const double was = learning_rate(before, step), is = learning_rate(after, step); was != is && step < after.steps) {
+    notes.push_back(text("the learning rate of step %lld is therefore %.3g instead of %.3g", static_cast<long long>(step + 1), is, was));
+  }
+}
+
+// Throws unless the data is what the run began with.
+void compare_data(const Json& manifest, const TokenData& data, const std::optional<RunCheckpoint>& from) {
+  const std::string then = text_in(manifest, "data"), now = hex(data.hash());
+  if (then.empty() || then == now) return;
+  throw io::FileError(data.folder(), "holds other data (hash " + now + ") than the run began with (hash " + then +
+                                         "). Name the folder that has it with data=, or begin a new run: cyfa train NEW_FOLDER " +
+                                         (from ? "model=" + from->path.string() + " ..." : "..."));
+}
+
+// Sets the number of CPU threads: the recipe's; else the one the run began with, since the order of some sums depends on it.
+void set_threads(const Recipe& recipe, const Json& begun, Notes& notes) {
+  const int64_t then = count_in(begun, "threads");
+  const int own = at::get_num_threads();
+  if (recipe.threads > 0) {
+    use_threads(recipe.threads, "threads in the recipe");
+  } else if (then > 0) {
+    use_threads(then, "the run's first session");
+  }
+  if (then == 0 || recipe.device != "cpu") return;
+  const int now = at::get_num_threads();
+  if (now != then) {
+    notes.push_back(text("the run began with %lld threads and goes on with %d%s: no longer bit for bit that of an uninterrupted run",
+                         static_cast<long long>(then), now, recipe.threads > 0 ? "" : ", as many as this machine has"));
+  } else if (now != own && recipe.threads == 0) {
+    notes.push_back(text("%d threads, as the run began", now));
+  }
+}
+
+// What the checkpoint that a new run continues from has read of the data.
+std::vector<ReadText> read_by_checkpoint(const fs::path& checkpoint, const TokenData& data, Notes& notes) {
+  const std::optional<StepRecord> record = read_step_record(checkpoint);
+  std::vector<ReadText> read = record ? record->read : std::vector<ReadText>();
+  int64_t tokens = 0, epochs = 0;
+  for (const ReadText& r : read) {
+    if (r.data != data.hash()) continue;
+    tokens += r.windows * r.T;
+    epochs = std::max(epochs, r.epoch);
+  }
+  if (tokens + epochs == 0) {
+    notes.push_back(checkpoint.string() + " does not say that it has read this data: its order begins anew");
+  } else {
+    notes.push_back(text("first the text that the checkpoint's training has not read%s; it has read %lld tokens%s",
+                         epochs > 0 ? " in its last pass" : "", static_cast<long long>(tokens), epochs > 0 ? " in it" : ""));
+  }
+  return read;
+}
 
 int run_train(const Options& options) {
+  if (options.from >= 0 && !options.resume) throw std::invalid_argument("--from names a checkpoint to resume from; it needs --resume");
+  RunFolder folder(options.folder, options.resume);
+  Notes notes;
+  std::optional<RunCheckpoint> from;
   Recipe recipe = options.resume           ? Recipe::read(fs::path(options.folder) / "recipe.toml")
                   : options.recipe.empty() ? Recipe()
                                            : Recipe::read(recipe_path(options.recipe));
+  const Recipe before = recipe;
   for (const std::string& assignment : options.assignments) recipe.set(assignment);
   recipe.check();
   if (recipe.data.empty()) throw std::invalid_argument("recipe: data is empty, wanted a folder made by `cyfa prepare`");
-  if (recipe.threads > 0) use_threads(recipe.threads, "threads in the recipe");
-
-  const TokenData data = TokenData::open(recipe.data);
-  std::optional<TokenData> validation;
-  if (!recipe.validation.empty()) validation = TokenData::open(recipe.validation);
-  RunFolder folder(options.folder, options.resume);
-  std::optional<RunCheckpoint> from;
-  if (options.resume && !folder.checkpoints().empty()) from = folder.checkpoints().back();
-
+  if (options.resume) {
+    from = resumed_checkpoint(folder, options);
+    compare_recipes(before, recipe, from, notes);
+  }
+  const Json begun = options.resume ? folder.manifest() : Json::object();
+  set_threads(recipe, begun, notes);
   const at::Device device = parse_device(recipe.device);
+
+  const TokenData data = open_data(recipe.data, recipe, notes);
+  compare_data(begun, data, from);
+  std::optional<TokenData> validation;
+  if (!recipe.validation.empty()) {
+    validation = open_data(recipe.validation, recipe, notes);
+    if (const std::string then = text_in(begun, "validation"); !then.empty() && then != hex(validation->hash())) {
+      notes.push_back(recipe.validation + " holds other text than before: its losses cannot be compared with the earlier ones");
+    }
+  }
+
   const LoadOptions load{at::kFloat, device, true};
   const fs::path start = from ? from->path : model_path(recipe.model);
   const bool checkpoint = fs::is_directory(start);
@@ -110,35 +233,67 @@ int run_train(const Options& options) {
     throw io::FileError(recipe.data, "has " + std::to_string(data.vocab_size()) + " tokens in its vocabulary, the model " +
                                          std::to_string(model.config().vocab_size));
   }
+  const bool continues = checkpoint && !from;  // a new run that starts from another's checkpoint
+  if (continues) compare_tokenizer(recipe.model, model.config(), data);
+  std::vector<ReadText> read;
+  if (options.resume) {
+    read = parse_read_text(begun.value("read_before", Json::array()));
+  } else if (continues && recipe.skip_read) {
+    read = read_by_checkpoint(recipe.model, data, notes);
+  }
 
-  Trainer trainer(model, recipe, source_of(data, recipe, true), validation ? source_of(*validation, recipe, false) : BatchSource(),
+  const std::shared_ptr<Batches> batches = batches_of(data, recipe, true, read);
+  RunFacts facts;
+  facts.data = fs::path(recipe.data).lexically_normal().filename().string();
+  facts.data_hash = hex(data.hash());
+  facts.data_tokens = data.tokens();
+  facts.read = [batches, parts = recipe.accumulate](int64_t steps) { return batches->read_after(steps * parts); };
+  add_tokenizer(data, facts, notes);
+  folder.describe(std::move(facts));
+  Trainer trainer(model, recipe, source_of(batches), validation ? source_of(batches_of(*validation, recipe, false)) : BatchSource(),
                   &folder);
-  folder.write_recipe(recipe);
-  folder.write_manifest({{"seed", recipe.seed},
-                         {"commit", commit()},
-                         {"date", utc_date()},
-                         {"machine", machine_name(device)},
-                         {"torch", runtime_torch()},
-                         {"engine", trainer.engine().name()},
-                         {"engine_notes", trainer.engine().notes()},
-                         {"parameters", model.table().numel()},
-                         {"data", text("%016llx", static_cast<unsigned long long>(data.hash()))},
-                         {"data_tokens", data.tokens()},
-                         {"tokenizer", data.tokenizer()},
-                         {"config", model.config().json}});
   if (from) {
     trainer.resume(*from);
-    folder.drop_metrics_after(from->step);
-  } else if (checkpoint && fs::exists(fs::path(recipe.model) / kOptimizerFile)) {
-    RunCheckpoint other{recipe.model, 0, std::nullopt};  // another run's: keeps its optimizer state, restarts the step count
-    trainer.resume(other);
+    if (const std::string warning = trainer.warning(); !warning.empty()) notes.push_back(warning);
+  } else if (continues && fs::exists(fs::path(recipe.model) / kOptimizerFile)) {
+    trainer.continue_from(recipe.model);
   }
-  Screen screen(recipe, 3 * model.forward_flops_per_token(), options.quiet);
-  screen.note(text("%s: %.1f million parameters, %lld tokens of data, %lld steps of %lld tokens%s", options.folder.c_str(),
-                   static_cast<double>(model.table().numel()) * 1e-6, static_cast<long long>(data.tokens()),
+  TrainScreen screen(recipe, 3 * model.forward_flops_per_token(), options.quiet);
+
+  // Everything has been checked; from here on files are written.
+  const GracefulStop stop(options.quiet ? nullptr : kStopping);
+  Json manifest = begun;
+  const Json session = {{"date", utc_date()},
+                        {"commit", commit()},
+                        {"machine", machine_name(device)},
+                        {"torch", runtime_torch()},
+                        {"threads", at::get_num_threads()},
+                        {"engine", trainer.engine().name()},
+                        {"engine_notes", trainer.engine().notes()}};
+  if (options.resume) {
+    if (const fs::path aside = from ? folder.set_aside_after(from->step) : fs::path(); !aside.empty()) {
+      notes.push_back("the later checkpoints and the metrics so far are now in " + aside.string());
+    }
+    folder.drop_metrics_after(from ? from->step : 0);
+    manifest["resumed"].push_back(session);
+    manifest["resumed"].back()["step"] = from ? from->step : 0;
+  } else {
+    manifest = {{"seed", recipe.seed},
+                {"parameters", model.table().numel()},
+                {"data", hex(data.hash())},
+                {"data_tokens", data.tokens()},
+                {"validation", validation ? Json(hex(validation->hash())) : Json(nullptr)},
+                {"tokenizer", data.tokenizer()},
+                {"read_before", read_text_json(read)},
+                {"config", model.config().json}};
+    manifest.update(session);
+  }
+  folder.start(recipe, manifest);
+  screen.note(text("%s: %.1f million parameters, %lld tokens of data, %lld steps of %lld tokens%s; MFU against %.3g TFLOP/s measured",
+                   options.folder.c_str(), static_cast<double>(model.table().numel()) * 1e-6, static_cast<long long>(data.tokens()),
                    static_cast<long long>(recipe.steps), static_cast<long long>(recipe.batch * recipe.context),
-                   from ? text(", resuming after step %lld", static_cast<long long>(from->step)).c_str() : ""));
-  const GracefulStop stop;
+                   from ? text(", resuming after step %lld", static_cast<long long>(from->step)).c_str() : "", screen.peak() * 1e-12));
+  for (const std::string& note : notes) screen.note(note);
   trainer.on_step = [&](const Json& row) { screen.step(row); };
   trainer.on_note = [&](const std::string& note) { screen.note(note); };
   trainer.should_stop = [&] { return stop.requested(); };
@@ -168,7 +323,11 @@ std::string key_help() {
     const std::string value = value_text(Recipe(), key);
     out += text("  %-16s %s%s\n", key.name, key.about, value.empty() ? "" : (" [default: " + value + "]").c_str());
   }
-  return out + "\nExit status: 0 done, 2 bad input or an error (the last good checkpoint stays), 3 stopped by a signal after saving.";
+  return out +
+         "\nMFU, model FLOPs utilization, is the share of the fastest matrix product measured at the start that the model's own "
+         "floating-point\n"
+         "operations reach.\n"
+         "\nExit status: 0 done, 2 bad input or an error (the checkpoints stay), 3 stopped by a signal after saving.";
 }
 
 }  // namespace
@@ -183,7 +342,12 @@ void add_train(CLI::App& app, Action& action) {
       ->type_name("FILE")
       ->default_str("the keys' defaults");
   command->add_flag("--resume", options->resume,
-                    "Continue from the run's last checkpoint; on a CPU the result is bit for bit that of an uninterrupted run");
+                    "Continue from the run's newest checkpoint; on a CPU with as many threads the result is bit for bit that of an "
+                    "uninterrupted run");
+  command->add_option("--from", options->from, "With --resume: go back to the checkpoint of this step; later ones are moved aside")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("STEP")
+      ->default_str("the newest");
   command->add_flag("-q,--quiet", options->quiet, "Print nothing but errors");
   command->footer(key_help());
   command->callback([&action, options] { action = [options] { return run_train(*options); }; });

@@ -14,6 +14,7 @@
 #include "cyfa/model/checkpoint.h"
 #include "cyfa/model/tensor_file.h"
 #include "cyfa/ops/cases/accuracy.h"
+#include "cyfa/train/optimizer.h"
 
 namespace cyfa::app {
 namespace {
@@ -39,41 +40,16 @@ struct Options {
   std::string json;
 };
 
-// The optimizer of the stored training runs: AdamW, learning rate 1e-3, betas .9 and .95, no weight decay, clipping at norm 1.
-class StoredOptimizer {
- public:
-  explicit StoredOptimizer(const std::vector<at::Tensor>& parameters) : parameters_(parameters) {
-    for (const at::Tensor& p : parameters) {
-      first_.push_back(at::zeros_like(p));
-      second_.push_back(at::zeros_like(p));
-    }
-  }
-
-  // Returns the norm of all gradients before clipping.
-  double step() {
-    const at::NoGradGuard no_grad;
-    double squares = 0;
-    for (const at::Tensor& p : parameters_) squares += p.grad().to(at::kDouble).square().sum().item<double>();
-    const double norm = std::sqrt(squares);
-    const double factor = std::min(1.0, 1.0 / (norm + 1e-6));
-    ++steps_;
-    const double correct1 = 1 - std::pow(kBeta1, steps_), correct2 = 1 - std::pow(kBeta2, steps_);
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      at::Tensor& p = parameters_[i];
-      const at::Tensor g = p.grad() * factor;
-      first_[i].mul_(kBeta1).add_(g, 1 - kBeta1);
-      second_[i].mul_(kBeta2).addcmul_(g, g, 1 - kBeta2);
-      p.addcdiv_(first_[i], (second_[i] / correct2).sqrt_().add_(1e-8), -1e-3 / correct1);
-      p.mutable_grad().reset();
-    }
-    return norm;
-  }
-
- private:
-  static constexpr double kBeta1 = 0.9, kBeta2 = 0.95;
-  std::vector<at::Tensor> parameters_, first_, second_;
-  int steps_ = 0;
-};
+// How the stored training runs were made: AdamW, learning rate 1e-3, betas .9 and .95, no weight decay, clipping at norm 1.
+constexpr double kStoredRate = 1e-3, kStoredClip = 1;
+Recipe stored_recipe() {
+  Recipe recipe;
+  recipe.beta1 = 0.9;
+  recipe.beta2 = 0.95;
+  recipe.eps = 1e-8;
+  recipe.weight_decay = 0;
+  return recipe;
+}
 
 struct Result {
   std::string folder, model_type;    // no model_type: the checkpoint could not be loaded
@@ -202,14 +178,16 @@ class Verifier {
     for (const char* name : {"train_loss", "train_grad_norm"}) {
       if (has(name)) expect_shape(name, {batches.size(0)});
     }
-    StoredOptimizer optimizer(model.parameters());
+    Optimizer optimizer(model, stored_recipe());
     std::vector<double> losses, norms;
     for (int64_t i = 0; i < batches.size(0); ++i) {
       const at::Tensor loss = model.next_token_loss(model.weights(), batches[i]);
       loss.backward();
       losses.push_back(loss.item<double>());
       if (i == 0) check_first_gradients(model);
-      norms.push_back(optimizer.step());
+      const at::Tensor norm = optimizer.gradient_norm();
+      norms.push_back(norm.item<double>());
+      optimizer.step(kStoredRate, kStoredClip, norm, loss.detach().to(at::kDouble));
     }
     if (has("train_loss")) add("train_loss", at::tensor(losses), tensor("train_loss"));
     if (has("train_grad_norm")) add("train_grad_norm", at::tensor(norms), tensor("train_grad_norm"));

@@ -19,6 +19,8 @@ uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+uint64_t epoch_seed(uint64_t seed, int64_t epoch) { return hash_of({0x45504F43, seed, static_cast<uint64_t>(epoch)}); }
+
 void want(bool good, const std::string& message) {
   if (!good) throw std::invalid_argument("batches: " + message);
 }
@@ -31,19 +33,42 @@ Permutation::Permutation(int64_t size, uint64_t seed) : size_(static_cast<uint64
   for (uint64_t round = 0; round < kRounds; ++round) keys_[round] = hash_of({0x5045524D, seed, round});
 }
 
-int64_t Permutation::operator()(int64_t index) const {
+uint64_t Permutation::once(uint64_t value) const {
   const uint64_t mask = (uint64_t{1} << half_) - 1;
+  uint64_t left = value >> half_, right = value & mask;
+  for (const uint64_t key : keys_) {
+    const uint64_t next = left ^ (mixed(right + key) & mask);
+    left = right;
+    right = next;
+  }
+  return (left << half_) | right;
+}
+
+uint64_t Permutation::once_back(uint64_t value) const {
+  const uint64_t mask = (uint64_t{1} << half_) - 1;
+  uint64_t left = value >> half_, right = value & mask;
+  for (int round = kRounds - 1; round >= 0; --round) {
+    const uint64_t before = right ^ (mixed(left + keys_[round]) & mask);
+    right = left;
+    left = before;
+  }
+  return (left << half_) | right;
+}
+
+int64_t Permutation::operator()(int64_t index) const {
   auto value = static_cast<uint64_t>(index);
   do {
-    uint64_t left = value >> half_, right = value & mask;
-    for (const uint64_t key : keys_) {
-      const uint64_t next = left ^ (mixed(right + key) & mask);
-      left = right;
-      right = next;
-    }
-    value = (left << half_) | right;
+    value = once(value);
   } while (value >= size_);
   return static_cast<int64_t>(value);
+}
+
+int64_t Permutation::inverse(int64_t value) const {
+  auto index = static_cast<uint64_t>(value);
+  do {
+    index = once_back(index);
+  } while (index >= size_);
+  return static_cast<int64_t>(index);
 }
 
 Batches::Batches(const TokenData& data, const BatchOptions& options) : data_(&data), options_(options) {
@@ -57,23 +82,73 @@ Batches::Batches(const TokenData& data, const BatchOptions& options) : data_(&da
   want(data.tokens() > T, "T is " + std::to_string(T) + " and needs " + std::to_string(T + 1) + " tokens, but " + source + " has " +
                               std::to_string(data.tokens()) + "; take a smaller T or more data");
   windows_ = (data.tokens() - 1) / T;
-  const int64_t rows = B * options.ranks;
+  const int64_t rows = batch_windows();
   per_epoch_ = windows_ / rows;
   want(per_epoch_ >= 1, "a batch needs " + std::to_string(rows) + " windows of T = " + std::to_string(T) + ", but " + source + " has " +
                             std::to_string(windows_) + "; take a smaller B or T, or more data");
+  for (const ReadText& read : options.before) {
+    if (!options.shuffle || read.data != data.hash() || read.windows == 0) continue;
+    want(read.T >= 1 && read.epoch >= 0 && read.windows > 0 && data.tokens() > read.T, "what earlier training has read is damaged");
+    const int64_t windows = (data.tokens() - 1) / read.T;
+    earlier_.push_back({read, windows, Permutation(windows, epoch_seed(read.seed, read.epoch))});
+  }
+}
+
+Permutation Batches::permutation(int64_t epoch) const { return {windows_, epoch_seed(options_.seed, epoch)}; }
+
+// Whether a window has tokens that earlier training has read.
+bool Batches::read_before(int64_t window) const {
+  const int64_t begin = window * options_.T, end = begin + options_.T;
+  for (const Earlier& e : earlier_) {
+    for (int64_t other = begin / e.read.T; other < e.windows && other * e.read.T < end; ++other) {
+      if (e.order.inverse(other) < e.read.windows) return true;
+    }
+  }
+  return false;
+}
+
+Batches::Place Batches::place(int64_t step) const {
+  want(step >= 0, "step " + std::to_string(step) + "; wanted 0 or more");
+  if (earlier_.empty()) return {step / per_epoch_, step % per_epoch_};
+  const std::lock_guard lock(mutex_);
+  const Permutation order = permutation(0);
+  const auto batches = [&] { return static_cast<int64_t>(unread_.size()) / batch_windows(); };
+  for (; searched_ < windows_ && batches() <= step; ++searched_) {
+    if (!read_before(order(searched_))) unread_.push_back(searched_);
+  }
+  if (step < batches()) return {0, step};
+  return {1 + (step - batches()) / per_epoch_, (step - batches()) % per_epoch_};
 }
 
 std::vector<int64_t> Batches::rows(int64_t step) const {
-  want(step >= 0, "step " + std::to_string(step) + "; wanted 0 or more");
-  const int64_t epoch = step / per_epoch_;
-  const int64_t first = ((step % per_epoch_) * options_.ranks + options_.rank) * options_.B;
+  const Place at = place(step);
+  const int64_t first = (at.batch * options_.ranks + options_.rank) * options_.B;
   std::vector<int64_t> result(static_cast<size_t>(options_.B));
   for (int64_t i = 0; i < options_.B; ++i) result[static_cast<size_t>(i)] = first + i;
+  if (at.epoch == 0 && !earlier_.empty()) {
+    const std::lock_guard lock(mutex_);
+    for (int64_t& row : result) row = unread_[static_cast<size_t>(row)];
+  }
   if (options_.shuffle) {
-    const Permutation permutation(windows_, hash_of({0x45504F43, options_.seed, static_cast<uint64_t>(epoch)}));
-    for (int64_t& row : result) row = permutation(row);
+    const Permutation order = permutation(at.epoch);
+    for (int64_t& row : result) row = order(row);
   }
   return result;
+}
+
+std::vector<ReadText> Batches::read_after(int64_t steps) const {
+  const Place at = place(steps);
+  std::vector<ReadText> all;
+  for (const ReadText& read : options_.before) {  // a finished epoch has read everything else
+    if (at.epoch == 0 || read.data != data_->hash()) all.push_back(read);
+  }
+  int64_t windows = at.batch * batch_windows();
+  if (at.epoch == 0 && windows > 0 && !earlier_.empty()) {
+    const std::lock_guard lock(mutex_);
+    windows = unread_[static_cast<size_t>(windows - 1)] + 1;
+  }
+  if (at.epoch > 0 || windows > 0) all.push_back({data_->hash(), options_.seed, options_.T, at.epoch, windows});
+  return all;
 }
 
 Batch Batches::at(int64_t step) const {

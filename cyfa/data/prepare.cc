@@ -1,11 +1,6 @@
 // See prepare.h. Writes shards and progress.json as it goes; the manifest is written last and marks the folder as complete.
 #include "cyfa/data/prepare.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -21,6 +16,7 @@
 #include "cyfa/data/utf8.h"
 #include "cyfa/io/atomic_file.h"
 #include "cyfa/io/file_error.h"
+#include "cyfa/io/folder_lock.h"
 #include "cyfa/io/hash.h"
 
 namespace cyfa {
@@ -202,6 +198,7 @@ class ShardFile {
     file_.commit();
     return sum_.value();
   }
+  const std::vector<uint64_t>& blocks() const { return sum_.blocks(); }
 
  private:
   void flush() {
@@ -293,6 +290,9 @@ class Writer {
     if (shard_.tokens == 0) return;
     shard_.tokens_checksum = tokens_->commit();
     shard_.documents_checksum = documents_->commit();
+    const std::span<const std::byte> blocks = std::as_bytes(std::span(tokens_->blocks()));
+    write_whole(options_.folder / blocks_file(at_.manifest.shards.size()), blocks);
+    shard_.blocks_checksum = checksum(blocks);
     tokens_.reset();
     documents_.reset();
     at_.manifest.shards.push_back(shard_);
@@ -331,24 +331,6 @@ class Writer {
   ShardEntry shard_;
   std::optional<ShardFile> tokens_, documents_;
   int64_t tokens_before_ = 0, documents_before_ = 0;
-};
-
-// Locks the folder against another process, which would overwrite its files.
-class FolderLock {
- public:
-  explicit FolderLock(const std::filesystem::path& folder) : fd_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
-    if (fd_ < 0) throw io::system_error(folder, "open", errno);
-    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-      ::close(fd_);
-      throw io::FileError(folder, "another `cyfa prepare` is writing here");
-    }
-  }
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
-  ~FolderLock() { ::close(fd_); }
-
- private:
-  int fd_;
 };
 
 // The id of the BOS or EOS token: the given one, or the tokenizer's own.
@@ -397,16 +379,14 @@ void check_shards(const std::filesystem::path& folder, const TokenManifest& mani
   for (size_t i = 0; i < manifest.shards.size(); ++i) {
     check(folder / tokens_file(i), manifest.shards[i].tokens * manifest.token_bytes());
     check(folder / documents_file(i), manifest.shards[i].documents * 8);
+    if (manifest.shards[i].blocks_checksum) check(folder / blocks_file(i), manifest.block_hashes(i) * 8);
   }
 }
 
 // Prepares the folder: a new one, or one in the state after its last complete shard.
 void open_folder(const PrepareOptions& options, Progress& progress) {
   const std::filesystem::path& folder = options.folder;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with(".cyfa-") && name.ends_with(".tmp")) std::filesystem::remove(entry.path());
-  }
+  io::remove_temporaries(folder);
   const std::filesystem::path path = folder / kProgressFile;
   if (std::filesystem::exists(path)) {
     Progress found = Progress::read(path);
@@ -464,7 +444,7 @@ PrepareResult Prepare::run() {
   std::error_code error;
   std::filesystem::create_directories(options_.folder, error);
   if (error) throw io::FileError(options_.folder, "cannot be made: " + error.message());
-  const FolderLock lock(options_.folder);
+  const io::FolderLock lock(options_.folder, "another `cyfa prepare`");
   open_folder(options_, progress);
   if (manifest.tokenizer != "bytes") write_whole(options_.folder / "tokenizer.model", read_tokenizer_file(options_.tokenizer));
 

@@ -70,6 +70,7 @@ int64_t copy_tokens(const std::byte* from, std::span<int64_t> to) {
 
 std::string tokens_file(size_t shard) { return shard_name(shard, "tokens"); }
 std::string documents_file(size_t shard) { return shard_name(shard, "documents"); }
+std::string blocks_file(size_t shard) { return shard_name(shard, "blocks"); }
 
 int64_t TokenManifest::tokens() const {
   int64_t sum = 0;
@@ -83,6 +84,8 @@ int64_t TokenManifest::documents() const {
   return sum;
 }
 
+int64_t TokenManifest::block_hashes(size_t shard) const { return shards[shard].tokens * token_bytes() / static_cast<int64_t>(kBlock); }
+
 ordered_json TokenManifest::json() const {
   const auto mark = [](const std::optional<int64_t>& id) { return id ? ordered_json(*id) : ordered_json(nullptr); };
   ordered_json list = ordered_json::array();
@@ -93,6 +96,7 @@ ordered_json TokenManifest::json() const {
                     {"documents", shard.documents},
                     {"tokens_checksum", hex(shard.tokens_checksum)},
                     {"documents_checksum", hex(shard.documents_checksum)}});
+    if (shard.blocks_checksum) list.back()["blocks_checksum"] = hex(*shard.blocks_checksum);
   }
   return {{"format", kFormat},
           {"version", kVersion},
@@ -145,6 +149,7 @@ TokenManifest TokenManifest::parse(const ordered_json& json, const std::filesyst
     shard.documents = entry.count("documents", shard.tokens);
     shard.tokens_checksum = entry.hash("tokens_checksum");
     shard.documents_checksum = entry.hash("documents_checksum");
+    if (list[i].contains("blocks_checksum")) shard.blocks_checksum = entry.hash("blocks_checksum");
     manifest.shards.push_back(shard);
   }
   for (const auto& [key, sum] : {std::pair("tokens", manifest.tokens()), std::pair("documents", manifest.documents())}) {
@@ -160,16 +165,21 @@ void Checksum::add(std::span<const std::byte> bytes) {
     const size_t room = kBlock - block_.size();
     const size_t taken = std::min(room, bytes.size());
     if (block_.empty() && taken == kBlock) {
-      hash_ = io::hash64(bytes.first(taken), hash_);
+      add_block(bytes.first(taken));
     } else {
       block_.insert(block_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(taken));
       if (block_.size() == kBlock) {
-        hash_ = io::hash64(block_, hash_);
+        add_block(block_);
         block_.clear();
       }
     }
     bytes = bytes.subspan(taken);
   }
+}
+
+void Checksum::add_block(std::span<const std::byte> block) {
+  hash_ = io::hash64(block, hash_);
+  blocks_.push_back(hash_);
 }
 
 uint64_t Checksum::value() const { return io::hash64(block_, hash_); }
@@ -281,18 +291,83 @@ void TokenData::check_starts(size_t shard) const {
   }
 }
 
+namespace {
+
+[[noreturn]] void differs(const std::filesystem::path& path, const std::string& what) {
+  throw io::FileError(path, what + ": the file has changed since `cyfa prepare` wrote it. Make the folder again from the text");
+}
+
+void compare(const std::filesystem::path& path, std::span<const std::byte> bytes, uint64_t wanted) {
+  const uint64_t sum = checksum(bytes);
+  if (sum != wanted) differs(path, "has the checksum " + hex(sum) + "; the manifest says " + hex(wanted));
+}
+
+}  // namespace
+
+// The block hashes of a shard, compared with their checksum.
+io::MappedFile TokenData::checked_blocks(size_t shard) const {
+  const std::filesystem::path path = folder_ / blocks_file(shard);
+  io::MappedFile file = open_sized(path, manifest_.block_hashes(shard), 8, "block hashes");
+  compare(path, file.bytes(), *manifest_.shards[shard].blocks_checksum);
+  return file;
+}
+
+void TokenData::check_whole() const {
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    compare(tokens_path(i), shards_[i].tokens.bytes(), manifest_.shards[i].tokens_checksum);
+    compare(folder_ / documents_file(i), shards_[i].documents.bytes(), manifest_.shards[i].documents_checksum);
+    if (manifest_.shards[i].blocks_checksum) checked_blocks(i);
+  }
+}
+
+// Compares `blocks` blocks of a shard, evenly spread from its first to its last, which may be shorter. Returns the bytes read.
+int64_t TokenData::check_sample(size_t shard, int64_t blocks) const {
+  const io::MappedFile hashes = checked_blocks(shard);
+  const std::span<const std::byte> bytes = shards_[shard].tokens.bytes();
+  const int64_t whole = manifest_.block_hashes(shard), last = whole;  // block `last` is the rest, judged by the checksum of the file
+  blocks = std::min(std::max<int64_t>(blocks, 2), last + 1);
+  int64_t read = 0;
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t block = blocks == 1 ? last : i * last / (blocks - 1);
+    const auto begin = static_cast<size_t>(block) * kBlock;
+    const std::span<const std::byte> part = bytes.subspan(begin, std::min(kBlock, bytes.size() - begin));
+    const uint64_t seed = block == 0 ? 0 : start_at(hashes, block - 1);
+    const uint64_t wanted = block == last ? manifest_.shards[shard].tokens_checksum : start_at(hashes, block);
+    if (io::hash64(part, seed) != wanted) {
+      differs(tokens_path(shard), "bytes " + std::to_string(begin) + " to " + std::to_string(begin + part.size()) + " have another hash");
+    }
+    read += static_cast<int64_t>(part.size());
+  }
+  return read;
+}
+
+DataChecked TokenData::check(const DataCheck& how) const {
+  DataChecked result;
+  bool hashed = true;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    result.all += static_cast<int64_t>(shards_[i].tokens.bytes().size());
+    hashed = hashed && manifest_.shards[i].blocks_checksum.has_value();
+  }
+  if (result.all <= how.whole_bytes) {
+    check_whole();
+    result.bytes = result.all;
+  } else if (hashed) {
+    result.extent = DataChecked::Extent::kSampled;
+    const int64_t blocks = how.sample_bytes / static_cast<int64_t>(kBlock * shards_.size());
+    for (size_t i = 0; i < shards_.size(); ++i) result.bytes += check_sample(i, blocks);
+  } else {
+    result.extent = DataChecked::Extent::kNothing;
+  }
+  return result;
+}
+
 void TokenData::verify() const {
   if (const uint64_t hash = load_tokenizer(tokenizer_file())->hash(); hash != tokenizer_hash()) {
     throw io::FileError(tokenizer_file(), "has the hash " + hex(hash) + "; the manifest says " + hex(tokenizer_hash()));
   }
-  const auto compare = [](const std::filesystem::path& path, const io::MappedFile& file, uint64_t wanted) {
-    const uint64_t sum = checksum(file.bytes());
-    if (sum != wanted) throw io::FileError(path, "has the checksum " + hex(sum) + "; the manifest says " + hex(wanted));
-  };
+  check_whole();
   std::vector<int64_t> some(1 << 16);
   for (size_t i = 0; i < shards_.size(); ++i) {
-    compare(tokens_path(i), shards_[i].tokens, manifest_.shards[i].tokens_checksum);
-    compare(folder_ / documents_file(i), shards_[i].documents, manifest_.shards[i].documents_checksum);
     check_starts(i);
     for (int64_t at = begins_[i]; at < begins_[i + 1];) {
       const auto count = std::min(static_cast<int64_t>(some.size()), begins_[i + 1] - at);

@@ -28,12 +28,13 @@ struct DataLosses {
   bool operator==(const DataLosses&) const = default;
 };
 
-// A shard in the manifest: a file of tokens and a file of document starts.
+// A shard in the manifest: a file of tokens, a file of document starts and a file of block hashes.
 struct ShardEntry {
   int64_t tokens = 0;
-  int64_t documents = 0;            // documents that start in this shard
-  uint64_t tokens_checksum = 0;     // Checksum of the file of tokens
-  uint64_t documents_checksum = 0;  // Checksum of the file of document starts
+  int64_t documents = 0;                    // documents that start in this shard
+  uint64_t tokens_checksum = 0;             // Checksum of the file of tokens
+  uint64_t documents_checksum = 0;          // Checksum of the file of document starts
+  std::optional<uint64_t> blocks_checksum;  // Checksum of the file of block hashes; absent in folders that have none
 
   bool operator==(const ShardEntry&) const = default;
 };
@@ -56,6 +57,8 @@ struct TokenManifest {
   int64_t documents() const;
   // Bytes of a stored token.
   int64_t token_bytes() const { return vocab_size <= 65536 ? 2 : 4; }
+  // Block hashes of a shard: one for each whole block of its tokens.
+  int64_t block_hashes(size_t shard) const;
 
   nlohmann::ordered_json json() const;
   std::string text() const;  // of the file: json(), indented
@@ -63,23 +66,42 @@ struct TokenManifest {
   static TokenManifest parse(const nlohmann::ordered_json& json, const std::filesystem::path& path);
 };
 
-// The files of a shard: "shard-00012.tokens" and "shard-00012.documents".
+// The files of a shard: "shard-00012.tokens", "shard-00012.documents" and "shard-00012.blocks".
 std::string tokens_file(size_t shard);
 std::string documents_file(size_t shard);
+std::string blocks_file(size_t shard);
 
 // A checksum of a file that may be written and read in parts: hash64 over blocks of 1 MiB, each seeded with the hash of the previous ones.
 class Checksum {
  public:
   void add(std::span<const std::byte> bytes);
   uint64_t value() const;
+  // The hash after each whole block. With the one before it as the seed, a block can be checked without those in front of it.
+  const std::vector<uint64_t>& blocks() const { return blocks_; }
 
  private:
+  void add_block(std::span<const std::byte> block);
+
   std::vector<std::byte> block_;
+  std::vector<uint64_t> blocks_;
   uint64_t hash_ = 0;
 };
 
 // The Checksum of a whole file.
 uint64_t checksum(std::span<const std::byte> bytes);
+
+// How much of a folder TokenData::check() reads.
+struct DataCheck {
+  int64_t whole_bytes = int64_t{1} << 30;     // all of it, if the files of tokens are no larger than this
+  int64_t sample_bytes = int64_t{256} << 20;  // else about this many bytes, in blocks spread over every shard
+};
+
+// What check() has read.
+struct DataChecked {
+  enum class Extent { kWhole, kSampled, kNothing };  // kNothing: too large to read whole, and without block hashes
+  Extent extent = Extent::kWhole;
+  int64_t bytes = 0, all = 0;  // of the files of tokens
+};
 
 // The tokens of all shards, concatenated. Thread-safe for reading.
 class TokenData {
@@ -106,6 +128,10 @@ class TokenData {
   // increasing.
   std::vector<int64_t> document_starts(int64_t begin, int64_t end) const;
 
+  // Compares the tokens with the manifest's checksums: all of them with the document starts, or a sample. Throws io::FileError at the first
+  // difference.
+  DataChecked check(const DataCheck& how = {}) const;
+
   // Reads everything and checks checksums, the range of tokens, document starts and the tokenizer's hash. Throws io::FileError at the first
   // error.
   void verify() const;
@@ -120,6 +146,9 @@ class TokenData {
   size_t shard_of(int64_t position) const;
   void check_range(int64_t begin, int64_t end) const;
   void check_starts(size_t shard) const;
+  io::MappedFile checked_blocks(size_t shard) const;
+  void check_whole() const;
+  int64_t check_sample(size_t shard, int64_t blocks) const;
 
   std::filesystem::path folder_;
   TokenManifest manifest_;

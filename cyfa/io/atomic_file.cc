@@ -17,6 +17,8 @@ namespace cyfa::io {
 namespace {
 
 constexpr int kNameAttempts = 100;
+constexpr const char* kBegin = ".cyfa-";
+constexpr const char* kEnd = ".tmp";
 // Linux writes at most 2^31 - 4096 bytes per call.
 constexpr size_t kWriteStep = size_t{1} << 30;
 
@@ -49,7 +51,7 @@ AtomicFile::AtomicFile(const std::filesystem::path& path) : path_(path) {
   int error = EEXIST;
   for (int attempt = 0; attempt < kNameAttempts && error == EEXIST; ++attempt) {
     const uint64_t tag = (uint64_t{entropy()} << 32) | entropy();
-    temporary_ = folder_of(path) / (".cyfa-" + std::to_string(tag) + ".tmp");
+    temporary_ = folder_of(path) / (kBegin + std::to_string(tag) + kEnd);
     fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd_ >= 0) {
       return;
@@ -93,6 +95,14 @@ void AtomicFile::commit() {
   }
   temporary_.clear();
   sync_folder(path_);
+}
+
+void remove_temporaries(const std::filesystem::path& folder) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(kBegin) && name.ends_with(kEnd)) std::filesystem::remove(entry.path(), error);
+  }
 }
 
 }  // namespace cyfa::io

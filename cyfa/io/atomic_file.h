@@ -29,4 +29,7 @@ class AtomicFile {
   int fd_ = -1;
 };
 
+// Removes what AtomicFiles of killed processes left in a folder. Call it only while no other process writes there (folder_lock.h).
+void remove_temporaries(const std::filesystem::path& folder);
+
 }  // namespace cyfa::io

@@ -4,6 +4,9 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
 
 #include "cyfa/io/atomic_file.h"
 #include "cyfa/io/file_error.h"
@@ -116,14 +119,31 @@ void write_text(const fs::path& path, const std::string& text) {
   file.commit();
 }
 
+constexpr const char* kPart = ".part-";  // a folder that process N is still writing is NAME.part-N
+
+// Removes what killed processes left of a folder they were writing: NAME.part-N, if there is no process N.
+void remove_dead_parts(const fs::path& folder) {
+  const std::string begin = folder.filename().string() + kPart;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder.has_parent_path() ? folder.parent_path() : fs::path("."), error)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(begin)) continue;
+    pid_t process = 0;
+    const auto [end, wrong] = std::from_chars(name.data() + begin.size(), name.data() + name.size(), process);
+    if (wrong != std::errc() || end != name.data() + name.size() || process <= 0) continue;
+    if (::kill(process, 0) != 0 && errno == ESRCH) fs::remove_all(entry.path(), error);
+  }
+}
+
 // Writes a folder under a temporary name and renames it when it is complete.
 class NewFolder {
  public:
-  explicit NewFolder(const fs::path& folder) : folder_(folder), temporary_(folder.string() + ".part-" + std::to_string(::getpid())) {
+  explicit NewFolder(const fs::path& folder) : folder_(folder), temporary_(folder.string() + kPart + std::to_string(::getpid())) {
     std::error_code error;
     if (fs::exists(folder) && !(fs::is_directory(folder) && fs::is_empty(folder, error))) {
       throw io::FileError(folder, "exists and is not an empty folder; a checkpoint is not written over another");
     }
+    remove_dead_parts(folder);
     fs::remove_all(temporary_, error);
     if (!fs::create_directories(temporary_, error) && error) throw io::FileError(temporary_, "cannot be created: " + error.message());
   }

@@ -19,9 +19,11 @@ struct LoadOptions {
 // Loads a model. Throws io::FileError, which lists missing, unexpected and wrongly shaped tensors by name.
 CausalLM load_checkpoint(const std::filesystem::path& folder, const LoadOptions& options = {});
 
+inline constexpr int64_t kShardBytes = int64_t{5} << 30;  // largest file of weights
+
 // Writes a new folder atomically; throws if it exists and is not empty. Parameters are written in their stored type, in shards of at most
 // shard_bytes if the model is larger than that. `add` may write more files into the folder before it becomes visible.
-void save_checkpoint(const CausalLM& model, const std::filesystem::path& folder, int64_t shard_bytes = int64_t{5} << 30,
+void save_checkpoint(const CausalLM& model, const std::filesystem::path& folder, int64_t shard_bytes = kShardBytes,
                      const std::function<void(const std::filesystem::path& folder)>& add = {});
 
 // A hash of the config and of the parameters' names and bits. Snapshots store it to identify their model.

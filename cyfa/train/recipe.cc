@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 
+#include "cyfa/data/utf8.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/io/nearest_name.h"
 #include "cyfa/io/read_file.h"
@@ -62,14 +64,22 @@ std::string plain(double value) {
   return out;
 }
 
+// A TOML basic string. The text is UTF-8 (check()); TOML wants control characters escaped.
 std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
+    if (const auto code = static_cast<unsigned char>(c); code < 0x20 || code == 0x7f) {
+      constexpr const char* kDigits = "0123456789ABCDEF";
+      out += std::string("\\u00") + kDigits[code >> 4] + kDigits[code & 15];
+      continue;
+    }
     if (c == '"' || c == '\\') out += '\\';
     out += c;
   }
   return out + "\"";
 }
+
+constexpr const char* kSeedRange = "a whole number from 0 to 18446744073709551615";
 
 struct Assign {
   Recipe& recipe;
@@ -78,7 +88,7 @@ struct Assign {
 
   void operator()(std::string Recipe::*m) const { recipe.*m = text; }
   void operator()(int64_t Recipe::*m) const { recipe.*m = number<int64_t>(key, text, "an integer"); }
-  void operator()(uint64_t Recipe::*m) const { recipe.*m = number<uint64_t>(key, text, "an integer of at least 0"); }
+  void operator()(uint64_t Recipe::*m) const { recipe.*m = number<uint64_t>(key, text, kSeedRange); }
   void operator()(double Recipe::*m) const { recipe.*m = number<double>(key, text, "a number"); }
   void operator()(bool Recipe::*m) const {
     if (text != "true" && text != "false") refuse(key, io::printable(text), "true or false");
@@ -101,6 +111,10 @@ std::string text_of(const RecipeKey& key, const toml::node& node) {
     if (!node.is_number()) wrong("a number");
     return plain(node.value_or(0.0));
   }
+  if (std::holds_alternative<uint64_t Recipe::*>(key.member)) {  // TOML's integers end at 2^63 - 1; larger ones are text
+    if (!node.is_integer() && !node.is_string()) wrong(kSeedRange);
+    return node.is_string() ? node.value_or(std::string()) : std::to_string(node.value_or(int64_t{0}));
+  }
   if (!node.is_integer()) wrong("an integer");
   return std::to_string(node.value_or(int64_t{0}));
 }
@@ -108,15 +122,23 @@ std::string text_of(const RecipeKey& key, const toml::node& node) {
 }  // namespace
 
 const std::vector<RecipeKey>& recipe_keys() {
+  static constexpr const char* kOrder = "it would change the order of the data";
   static const std::vector<RecipeKey> keys = {
-      {"model", &Recipe::model, "name of a model, config file, or checkpoint to continue from (with its optimizer state, if it has one)"},
+      {"model", &Recipe::model, "name of a model, config file, or checkpoint to continue from (with its optimizer state, if it has one)",
+       "the parameters come from the run's own checkpoint"},
       {"data", &Recipe::data, "folder written by cyfa prepare"},
       {"validation", &Recipe::validation, "the same, for evaluation; empty for no evaluation"},
       {"steps", &Recipe::steps, "optimizer steps"},
-      {"batch", &Recipe::batch, "sequences per step"},
-      {"context", &Recipe::context, "tokens per sequence"},
+      {"batch", &Recipe::batch, "sequences per step", kOrder},
+      {"context", &Recipe::context, "tokens per sequence", kOrder},
       {"accumulate", &Recipe::accumulate, "gradient accumulation: micro-batches per step"},
-      {"reset_documents", &Recipe::reset_documents, "reset the state at document boundaries"},
+      {"reset_documents", &Recipe::reset_documents, "reset the state at document boundaries",
+       "it would change what the model is trained on"},
+      {"skip_read", &Recipe::skip_read,
+       "if model is a checkpoint trained on the same data: first the text that its training has not read, instead of a new order", kOrder},
+      {"check_data", &Recipe::check_data,
+       "compare the data with its checksums at the start: auto (whole up to 1 GiB, beyond that blocks spread over all shards), whole, "
+       "none"},
       {"rate", &Recipe::rate, "peak learning rate"},
       {"final_rate", &Recipe::final_rate, "final learning rate of the cosine schedule, as a fraction of rate"},
       {"warmup", &Recipe::warmup, "steps of linear warm-up"},
@@ -127,7 +149,7 @@ const std::vector<RecipeKey>& recipe_keys() {
       {"weight_decay", &Recipe::weight_decay,
        "AdamW: weight decay of matrices, convolutions and readouts; gates, norms and biases have none"},
       {"clip", &Recipe::clip, "clip the gradient norm to this value; 0 for no clipping"},
-      {"seed", &Recipe::seed, "seed of the initial parameters and of the data order"},
+      {"seed", &Recipe::seed, "seed of the initial parameters and of the data order", kOrder},
       {"device", &Recipe::device, "cpu or cuda"},
       {"dtype", &Recipe::dtype, "fp32, or bf16 for mixed precision: matrix products in bf16, parameters and updates in fp32"},
       {"engine", &Recipe::engine,
@@ -137,7 +159,8 @@ const std::vector<RecipeKey>& recipe_keys() {
       {"log_every", &Recipe::log_every, "steps between logged metrics"},
       {"eval_every", &Recipe::eval_every, "steps between evaluations; 0 for only at the end"},
       {"eval_batches", &Recipe::eval_batches, "batches per evaluation"},
-      {"save_every", &Recipe::save_every, "steps between checkpoints; 0 for only at the end"},
+      {"save_every", &Recipe::save_every, "steps between checkpoints; 0 for no fixed number"},
+      {"save_minutes", &Recipe::save_minutes, "minutes between checkpoints; 0 for no fixed time. The end and a signal always save one"},
       {"keep", &Recipe::keep, "newest checkpoints to keep, in addition to the best"},
       {"health_every", &Recipe::health_every, "steps between metrics about the use of the state; 0 for with every evaluation"}};
   return keys;
@@ -147,15 +170,33 @@ void Recipe::check() const {
   const auto at_least = [](const char* key, double value, double least) {
     if (!(value >= least) || !std::isfinite(value)) refuse(key, plain(value), "at least " + plain(least));
   };
+  const auto within = [](const char* key, int64_t value, int64_t least, int64_t most) {
+    if (value < least || value > most) {
+      refuse(key, std::to_string(value), "a whole number from " + std::to_string(least) + " to " + std::to_string(most));
+    }
+  };
+  constexpr int64_t kMostSteps = int64_t{1} << 40;
+  for (const RecipeKey& key : recipe_keys()) {
+    const auto* member = std::get_if<std::string Recipe::*>(&key.member);
+    if (member != nullptr && !is_utf8(this->**member)) {
+      refuse(key.name, io::printable(this->**member), "UTF-8, which recipe.toml can hold; rename the file or make a link to it");
+    }
+  }
   if (model.empty()) refuse("model", "empty", "a config file or a checkpoint");
-  at_least("steps", static_cast<double>(steps), 1);
-  at_least("batch", static_cast<double>(batch), 1);
-  at_least("context", static_cast<double>(context), 1);
-  at_least("accumulate", static_cast<double>(accumulate), 1);
+  if (check_data != "auto" && check_data != "whole" && check_data != "none") {
+    refuse("check_data", io::printable(check_data), "auto, whole or none");
+  }
+  within("steps", steps, 1, kMostSteps);
+  within("batch", batch, 1, int64_t{1} << 24);
+  within("context", context, 1, int64_t{1} << 32);
+  within("accumulate", accumulate, 1, batch);
   if (batch % accumulate != 0) refuse("accumulate", std::to_string(accumulate), "a divisor of batch = " + std::to_string(batch));
+  if (static_cast<double>(batch) * static_cast<double>(context) * static_cast<double>(steps) > 0x1p62) {
+    refuse("steps", std::to_string(steps), "at most 2^62 tokens in all; batch times context times steps is larger");
+  }
   at_least("rate", rate, 0);
   at_least("final_rate", final_rate, 0);
-  at_least("warmup", static_cast<double>(warmup), 0);
+  within("warmup", warmup, 0, kMostSteps);
   if (schedule != "cosine" && schedule != "constant") refuse("schedule", io::printable(schedule), "cosine or constant");
   for (const auto& [key, value] : {std::pair("beta1", beta1), std::pair("beta2", beta2)}) {
     if (!(value >= 0 && value < 1)) refuse(key, plain(value), "from 0 to below 1");
@@ -166,12 +207,13 @@ void Recipe::check() const {
   if (device != "cpu" && device != "cuda") refuse("device", io::printable(device), "cpu or cuda");
   if (dtype != "fp32" && dtype != "bf16") refuse("dtype", io::printable(dtype), "fp32 or bf16");
   at_least("threads", static_cast<double>(threads), 0);
-  at_least("log_every", static_cast<double>(log_every), 1);
-  at_least("eval_every", static_cast<double>(eval_every), 0);
-  at_least("eval_batches", static_cast<double>(eval_batches), 1);
-  at_least("save_every", static_cast<double>(save_every), 0);
-  at_least("keep", static_cast<double>(keep), 1);
-  at_least("health_every", static_cast<double>(health_every), 0);
+  within("log_every", log_every, 1, kMostSteps);
+  within("eval_every", eval_every, 0, kMostSteps);
+  within("eval_batches", eval_batches, 1, kMostSteps);
+  within("save_every", save_every, 0, kMostSteps);
+  at_least("save_minutes", save_minutes, 0);
+  within("keep", keep, 1, kMostSteps);
+  within("health_every", health_every, 0, kMostSteps);
 }
 
 void Recipe::set(const std::string& assignment) {
@@ -200,25 +242,38 @@ Recipe Recipe::read(const std::filesystem::path& path) {
   return recipe;
 }
 
+std::string recipe_value(const Recipe& recipe, const RecipeKey& key) {
+  return std::visit(
+      [&](const auto member) -> std::string {
+        const auto& v = recipe.*member;
+        using T = std::decay_t<decltype(v)>;
+        if constexpr (std::is_same_v<T, std::string>) {
+          return quoted(v);
+        } else if constexpr (std::is_same_v<T, bool>) {
+          return v ? "true" : "false";
+        } else if constexpr (std::is_same_v<T, double>) {
+          return plain(v);
+        } else if constexpr (std::is_same_v<T, uint64_t>) {
+          const std::string digits = std::to_string(v);
+          return v > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ? quoted(digits) : digits;
+        } else {
+          return std::to_string(v);
+        }
+      },
+      key.member);
+}
+
+std::vector<const RecipeKey*> recipe_changes(const Recipe& before, const Recipe& after) {
+  std::vector<const RecipeKey*> changes;
+  for (const RecipeKey& key : recipe_keys()) {
+    if (recipe_value(before, key) != recipe_value(after, key)) changes.push_back(&key);
+  }
+  return changes;
+}
+
 std::string Recipe::toml() const {
   std::string out;
-  for (const RecipeKey& key : recipe_keys()) {
-    const std::string value = std::visit(
-        [this](const auto member) -> std::string {
-          const auto& v = this->*member;
-          using T = std::decay_t<decltype(v)>;
-          if constexpr (std::is_same_v<T, std::string>)
-            return quoted(v);
-          else if constexpr (std::is_same_v<T, bool>)
-            return v ? "true" : "false";
-          else if constexpr (std::is_same_v<T, double>)
-            return plain(v);
-          else
-            return std::to_string(v);
-        },
-        key.member);
-    out += std::string(key.name) + " = " + value + "  # " + key.about + "\n";
-  }
+  for (const RecipeKey& key : recipe_keys()) out += std::string(key.name) + " = " + recipe_value(*this, key) + "  # " + key.about + "\n";
   return out;
 }
 

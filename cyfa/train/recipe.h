@@ -17,10 +17,12 @@ struct Recipe {
   std::string validation;  // the same, for evaluation; empty for no evaluation
   // Length and batch
   int64_t steps = 1000;
-  int64_t batch = 8;             // sequences per optimizer step, including all accumulated micro-batches
-  int64_t context = 2048;        // tokens per sequence
-  int64_t accumulate = 1;        // gradient accumulation: micro-batches per optimizer step
-  bool reset_documents = false;  // reset the state at document boundaries
+  int64_t batch = 8;                // sequences per optimizer step, including all accumulated micro-batches
+  int64_t context = 2048;           // tokens per sequence
+  int64_t accumulate = 1;           // gradient accumulation: micro-batches per optimizer step
+  bool reset_documents = false;     // reset the state at document boundaries
+  bool skip_read = true;            // leave out text that the training of the checkpoint `model` has read
+  std::string check_data = "auto";  // compare the data with its checksums at the start: auto, whole, none
   // Optimizer: AdamW, linear warm-up, then cosine or constant
   double rate = 3e-4;
   double final_rate = 0.1;  // final learning rate of the cosine, as a fraction of rate
@@ -40,7 +42,8 @@ struct Recipe {
   int64_t log_every = 10;
   int64_t eval_every = 0;  // 0 for only at the end
   int64_t eval_batches = 16;
-  int64_t save_every = 0;    // 0 for only at the end
+  int64_t save_every = 0;    // 0 for no fixed number of steps
+  double save_minutes = 10;  // 0 for no fixed time
   int64_t keep = 2;          // newest checkpoints to keep, in addition to the best
   int64_t health_every = 0;  // 0 for with every evaluation
 
@@ -56,7 +59,12 @@ struct RecipeKey {
   const char* name;
   std::variant<std::string Recipe::*, int64_t Recipe::*, uint64_t Recipe::*, double Recipe::*, bool Recipe::*> member;
   const char* about;
+  const char* fixed = nullptr;  // why the value cannot change once the run has begun; null if it can
 };
 const std::vector<RecipeKey>& recipe_keys();
+std::string recipe_value(const Recipe& recipe, const RecipeKey& key);  // as in Recipe::toml()
+
+// The keys whose values differ, in order.
+std::vector<const RecipeKey*> recipe_changes(const Recipe& before, const Recipe& after);
 
 }  // namespace cyfa

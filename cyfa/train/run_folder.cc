@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 
 #include "cyfa/io/atomic_file.h"
 #include "cyfa/io/file_error.h"
@@ -9,61 +10,171 @@
 #include "cyfa/io/read_file.h"
 #include "cyfa/model/checkpoint.h"
 #include "cyfa/train/loss_figure.h"
+#include "cyfa/train/model_card.h"
 
 namespace cyfa {
 namespace {
 
 namespace fs = std::filesystem;
 
-void write_text(const fs::path& path, const std::string& text) {
+constexpr const char* kManifest = "manifest.json";
+constexpr const char* kMetrics = "metrics.jsonl";
+constexpr const char* kCheckpoints = "checkpoints";
+
+void write_bytes(const fs::path& path, std::span<const std::byte> bytes) {
   io::AtomicFile file(path);
-  file.write(std::as_bytes(std::span(text)));
+  file.write(bytes);
   file.commit();
 }
+void write_text(const fs::path& path, const std::string& text) { write_bytes(path, std::as_bytes(std::span(text))); }
+
+template <class Number>
+Json or_null(const std::optional<Number>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
+std::optional<double> number_in(const Json& json, const char* key) {
+  return json.contains(key) && json[key].is_number() ? std::optional(json[key].get<double>()) : std::nullopt;
+}
+
+Json record_json(const StepRecord& r) {
+  return {{"step", r.step},
+          {"tokens", r.tokens},
+          {"seconds", r.seconds},
+          {"loss", or_null(r.loss)},
+          {"eval_loss", or_null(r.eval_loss)},
+          {"read", read_text_json(r.read)},
+          {"watch", r.watch}};
+}
+
+// The config as a checkpoint's own: it names its tokenizer.
+Json config_with_tokenizer(Json config, const RunFacts& facts) {
+  if (facts.bytes) {
+    config["tokenizer"] = "bytes";
+  } else if (!facts.tokenizer.empty()) {
+    config.erase("tokenizer");
+  }
+  return config;
+}
+
+bool is_empty_or_absent(const fs::path& folder) {
+  std::error_code error;
+  return !fs::exists(folder, error) || fs::is_empty(folder, error);
+}
+
+}  // namespace
 
 std::string step_name(int64_t step) {
   std::string digits = std::to_string(step);
   return "step-" + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits;
 }
 
-}  // namespace
+Json read_text_json(const std::vector<ReadText>& read) {
+  Json all = Json::array();
+  for (const ReadText& r : read) {
+    all.push_back({{"data", r.data}, {"seed", r.seed}, {"context", r.T}, {"epoch", r.epoch}, {"windows", r.windows}});
+  }
+  return all;
+}
+
+std::vector<ReadText> parse_read_text(const Json& json) {
+  std::vector<ReadText> read;
+  if (!json.is_array()) return read;
+  for (const Json& one : json) {
+    const auto whole = [&](const char* key) { return one.contains(key) && one[key].is_number_unsigned(); };
+    if (!one.is_object() || !whole("data") || !whole("seed") || !whole("context") || !whole("epoch") || !whole("windows")) continue;
+    read.push_back({one["data"].get<uint64_t>(), one["seed"].get<uint64_t>(), one["context"].get<int64_t>(), one["epoch"].get<int64_t>(),
+                    one["windows"].get<int64_t>()});
+  }
+  return read;
+}
+
+std::optional<StepRecord> read_step_record(const fs::path& checkpoint) {
+  std::error_code error;
+  if (!fs::exists(checkpoint / kStepFile, error)) return std::nullopt;
+  const Json json = io::json_or_null(io::read_file(checkpoint / kStepFile, 1 << 20, "the step of a checkpoint"));
+  if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) return std::nullopt;
+  StepRecord record;
+  record.step = json["step"].get<int64_t>();
+  record.tokens = static_cast<int64_t>(number_in(json, "tokens").value_or(0));
+  record.seconds = number_in(json, "seconds").value_or(0);
+  record.loss = number_in(json, "loss");
+  record.eval_loss = number_in(json, "eval_loss");
+  if (json.contains("read")) record.read = parse_read_text(json["read"]);
+  if (json.contains("watch")) record.watch = json["watch"];
+  return record;
+}
 
 RunFolder::RunFolder(const fs::path& path, bool resume) : path_(path) {
   const bool there = fs::exists(path / kRecipeFile);
   if (resume && !there) throw io::FileError(path, "holds no run to go on with (no recipe.toml)");
   if (!resume && there) throw io::FileError(path, "holds a run; go on with --resume, or name another folder");
-  std::error_code error;
-  fs::create_directories(path / "checkpoints", error);
-  if (error) throw io::FileError(path, "cannot be created: " + error.message());
+  if (resume) {
+    lock();
+  } else if (!is_empty_or_absent(path / kCheckpoints) || fs::exists(path / kMetrics)) {
+    throw io::FileError(path, "holds checkpoints or metrics of a run whose recipe.toml is gone; name another folder");
+  }
 }
 
-void RunFolder::write_recipe(const Recipe& recipe) const { write_text(path_ / kRecipeFile, recipe.toml()); }
-void RunFolder::write_manifest(const Json& manifest) const { write_text(path_ / "manifest.json", manifest.dump(2) + "\n"); }
+void RunFolder::lock() {
+  lock_ = std::make_unique<io::FolderLock>(path_, "another `cyfa train`");
+  io::remove_temporaries(path_);
+  io::remove_temporaries(path_ / kCheckpoints);
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(path_ / kCheckpoints, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("step-") && name.find(".part-") != std::string::npos) fs::remove_all(entry.path(), error);
+  }
+}
+
+void RunFolder::start(const Recipe& recipe, const Json& manifest) {
+  if (!lock_) {
+    std::error_code error;
+    fs::create_directories(path_, error);
+    if (error) throw io::FileError(path_, "cannot be created: " + error.message());
+    lock();
+    if (fs::exists(path_ / kRecipeFile)) throw io::FileError(path_, "holds a run that has just begun; name another folder");
+  }
+  std::error_code error;
+  fs::create_directories(path_ / kCheckpoints, error);
+  if (error) throw io::FileError(path_ / kCheckpoints, "cannot be created: " + error.message());
+  write_text(path_ / kManifest, manifest.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  write_text(path_ / kRecipeFile, recipe.toml());  // last: a folder with a recipe holds a run
+}
+
+Json RunFolder::manifest() const {
+  if (!fs::exists(path_ / kManifest)) return Json::object();
+  Json json = io::json_or_null(io::read_file(path_ / kManifest, 1 << 24, "the manifest of a run"));
+  if (!json.is_object()) throw io::FileError(path_ / kManifest, "is damaged: it is not a JSON object");
+  return json;
+}
 
 void RunFolder::add_metrics(const Json& row) {
-  std::ofstream file(path_ / "metrics.jsonl", std::ios::app);
+  std::ofstream file(path_ / kMetrics, std::ios::app);
   file << row.dump() << '\n' << std::flush;
-  if (!file) throw io::FileError(path_ / "metrics.jsonl", "cannot be written: is the disk full?");
+  if (!file) throw io::FileError(path_ / kMetrics, "cannot be written: is the disk full?");
 }
 
-std::vector<Json> RunFolder::metrics() const { return read_metrics(path_ / "metrics.jsonl"); }
+std::vector<Json> RunFolder::metrics() const { return read_metrics(path_ / kMetrics); }
 
 std::vector<Json> read_metrics(const fs::path& path) {
   std::vector<Json> rows;
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     Json row = io::json_or_null(line);
-    if (row.is_object() && row.contains("step")) rows.push_back(std::move(row));  // skips a line truncated by a crash
+    // Skips a line truncated by a crash.
+    if (row.is_object() && row.contains("step") && row["step"].is_number_integer()) rows.push_back(std::move(row));
   }
   return rows;
 }
 
 void RunFolder::drop_metrics_after(int64_t step) {
+  if (!fs::exists(path_ / kMetrics)) return;
   std::string kept;
   for (const Json& row : metrics()) {
     if (row["step"].get<int64_t>() <= step) kept += row.dump() + "\n";
   }
-  write_text(path_ / "metrics.jsonl", kept);
+  write_text(path_ / kMetrics, kept);
 }
 
 void RunFolder::draw_losses() const {
@@ -74,34 +185,53 @@ void RunFolder::draw_losses() const {
 std::vector<RunCheckpoint> run_checkpoints(const fs::path& run) {
   std::vector<RunCheckpoint> found;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(run / "checkpoints", error)) {
-    if (!fs::exists(entry.path() / kStepFile, error)) continue;
-    const Json json = io::json_or_null(io::read_file(entry.path() / kStepFile, 1 << 16, "the step of a checkpoint"));
-    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;
-    RunCheckpoint one{entry.path(), json["step"].get<int64_t>(), std::nullopt};
-    if (json.contains("eval_loss") && json["eval_loss"].is_number()) one.eval_loss = json["eval_loss"].get<double>();
-    found.push_back(one);
+  for (const auto& entry : fs::directory_iterator(run / kCheckpoints, error)) {
+    const std::optional<StepRecord> record = read_step_record(entry.path());
+    if (record && entry.path().filename() == step_name(record->step)) found.push_back({*record, entry.path()});
   }
   std::sort(found.begin(), found.end(), [](const RunCheckpoint& a, const RunCheckpoint& b) { return a.step < b.step; });
   return found;
 }
 
-void RunFolder::save(const CausalLM& model, const Optimizer& optimizer, int64_t step, std::optional<double> eval_loss, int64_t keep) {
-  const fs::path target = path_ / "checkpoints" / step_name(step);
+void RunFolder::save(const CausalLM& model, const Optimizer& optimizer, StepRecord record, const Recipe& recipe,
+                     std::optional<int64_t> good_before) {
+  const fs::path target = path_ / kCheckpoints / step_name(record.step);
   if (fs::exists(target / kStepFile)) return;
-  save_checkpoint(model, target, int64_t{5} << 30, [&](const fs::path& folder) {
+  if (facts_.read) record.read = facts_.read(record.step);
+  save_checkpoint(model, target, kShardBytes, [&](const fs::path& folder) {
+    write_text(folder / "config.json", config_with_tokenizer(model.config().json, facts_).dump(2) + "\n");
+    if (!facts_.tokenizer.empty()) write_bytes(folder / "tokenizer.model", facts_.tokenizer);
+    write_text(folder / "README.md", model_card(model, facts_, recipe, record));
     write_tensor_file(folder / kOptimizerFile, optimizer.state());
-    write_text(folder / kStepFile, Json{{"step", step}, {"eval_loss", eval_loss ? Json(*eval_loss) : Json(nullptr)}}.dump() + "\n");
+    write_text(folder / kStepFile, record_json(record).dump() + "\n");
   });
   const std::vector<RunCheckpoint> all = checkpoints();
-  const RunCheckpoint* best = nullptr;
+  const RunCheckpoint *best = nullptr, *good = nullptr;
   for (const RunCheckpoint& c : all) {
     if (c.eval_loss && (best == nullptr || *c.eval_loss < *best->eval_loss)) best = &c;
+    if (good_before && c.step < *good_before) good = &c;
   }
-  for (size_t i = 0; i + static_cast<size_t>(keep) < all.size(); ++i) {
+  for (size_t i = 0; i + static_cast<size_t>(recipe.keep) < all.size(); ++i) {
     std::error_code error;
-    if (&all[i] != best) fs::remove_all(all[i].path, error);
+    if (&all[i] != best && &all[i] != good) fs::remove_all(all[i].path, error);
   }
+}
+
+fs::path RunFolder::set_aside_after(int64_t step) const {
+  std::vector<RunCheckpoint> later;
+  for (RunCheckpoint& c : checkpoints()) {
+    if (c.step > step) later.push_back(std::move(c));
+  }
+  if (later.empty()) return {};
+  int64_t number = 1;
+  while (fs::exists(path_ / ("aside-" + std::to_string(number)))) ++number;
+  const fs::path aside = path_ / ("aside-" + std::to_string(number));
+  std::error_code error;
+  fs::create_directory(aside, error);
+  if (!error && fs::exists(path_ / kMetrics)) fs::copy_file(path_ / kMetrics, aside / kMetrics, error);
+  for (size_t i = 0; i < later.size() && !error; ++i) fs::rename(later[i].path, aside / later[i].path.filename(), error);
+  if (error) throw io::FileError(aside, "later checkpoints cannot be moved here: " + error.message());
+  return aside;
 }
 
 }  // namespace cyfa

@@ -1,20 +1,41 @@
 // The folder of a training run: recipe.toml, manifest.json, metrics.jsonl, loss.png and loss.svg, and checkpoints/step-00000100 and so on.
-// Checkpoints are written atomically.
+// Checkpoints are written atomically. One process at a time holds the folder.
 #pragma once
 
 #include <filesystem>
-#include <fstream>
+#include <functional>
+#include <memory>
 #include <optional>
 
+#include "cyfa/data/batches.h"
+#include "cyfa/io/folder_lock.h"
 #include "cyfa/train/optimizer.h"
 
 namespace cyfa {
 
+// What a checkpoint records about the training up to it: step.json.
+struct StepRecord {
+  int64_t step = 0;    // completed steps
+  int64_t tokens = 0;  // read in these steps
+  double seconds = 0;  // of training, over all sessions of the run
+  std::optional<double> loss, eval_loss;
+  std::vector<ReadText> read;  // of the data, by this run and by earlier training
+  Json watch;                  // TrainingWatch
+};
+
 // A checkpoint of a run.
-struct RunCheckpoint {
+struct RunCheckpoint : StepRecord {
   std::filesystem::path path;
-  int64_t step = 0;  // completed steps
-  std::optional<double> eval_loss;
+};
+
+// What every checkpoint of a run contains beside the training state, so that it can be used by itself.
+struct RunFacts {
+  std::string data;                                          // name of the data folder
+  std::string data_hash;                                     // hexadecimal
+  int64_t data_tokens = 0;                                   // in the data folder
+  bool bytes = false;                                        // the tokens are bytes
+  std::vector<std::byte> tokenizer;                          // contents of tokenizer.model; empty for none
+  std::function<std::vector<ReadText>(int64_t steps)> read;  // StepRecord::read after so many steps; may be empty
 };
 
 // The checkpoints of the run in folder `run`, sorted by step; none if it has none or is no run.
@@ -23,14 +44,17 @@ std::vector<RunCheckpoint> run_checkpoints(const std::filesystem::path& run);
 // Reads and writes the files of one run.
 class RunFolder {
  public:
-  // Creates the folder, or opens it to resume. Throws io::FileError if `resume` is false and the folder holds a run, or if it is true and
-  // there is none.
+  // Opens a run to resume it: locks the folder and removes what a killed process left half written. Without `resume` nothing is written
+  // before start(). Throws io::FileError if `resume` is false and the folder holds a run, and if it is true and there is none.
   RunFolder(const std::filesystem::path& path, bool resume);
 
   const std::filesystem::path& path() const { return path_; }
 
-  void write_recipe(const Recipe& recipe) const;
-  void write_manifest(const Json& manifest) const;
+  // Writes recipe.toml and manifest.json. A new run begins with this: it creates and locks the folder.
+  void start(const Recipe& recipe, const Json& manifest);
+  Json manifest() const;  // an empty object if there is none
+  void describe(RunFacts facts) { facts_ = std::move(facts); }
+
   // Appends a line to metrics.jsonl and flushes it.
   void add_metrics(const Json& row);
   // Removes the metrics of later steps, when a run resumes from the checkpoint of `step`.
@@ -38,13 +62,22 @@ class RunFolder {
   std::vector<Json> metrics() const;
   void draw_losses() const;  // writes loss.png and loss.svg
 
-  // Saves a checkpoint with the model, the optimizer state and the step. Then deletes old checkpoints, except the newest `keep` and the
-  // best.
-  void save(const CausalLM& model, const Optimizer& optimizer, int64_t step, std::optional<double> eval_loss, int64_t keep);
+  // Saves a whole checkpoint: parameters, config, tokenizer, model card, the optimizer's state and `record`, whose `read` is set here.
+  // Then deletes old checkpoints, except the newest recipe.keep, the best, and, if `good_before` is given, the newest before that step.
+  void save(const CausalLM& model, const Optimizer& optimizer, StepRecord record, const Recipe& recipe,
+            std::optional<int64_t> good_before = std::nullopt);
   std::vector<RunCheckpoint> checkpoints() const { return run_checkpoints(path_); }
 
+  // Moves the checkpoints after `step` to a new folder beside them, with a copy of metrics.jsonl. Returns that folder, or an empty path if
+  // there are no such checkpoints.
+  std::filesystem::path set_aside_after(int64_t step) const;
+
  private:
+  void lock();
+
   std::filesystem::path path_;
+  std::unique_ptr<io::FolderLock> lock_;
+  RunFacts facts_;
 };
 
 // The rows of a metrics.jsonl, without a line that a crash has truncated; none if the file does not exist.
@@ -52,8 +85,16 @@ std::vector<Json> read_metrics(const std::filesystem::path& path);
 
 // File of a run's folder that holds its recipe: a folder with it is a run.
 inline constexpr const char* kRecipeFile = "recipe.toml";
-// Files in a checkpoint's folder that hold the optimizer state and the completed steps.
+// Files in a checkpoint's folder that hold the optimizer state and the StepRecord.
 inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
 inline constexpr const char* kStepFile = "step.json";
+
+std::string step_name(int64_t step);  // "step-00000100"
+
+// The record of any checkpoint, in a run's folder or elsewhere; absent if it has none.
+std::optional<StepRecord> read_step_record(const std::filesystem::path& checkpoint);
+
+Json read_text_json(const std::vector<ReadText>& read);
+std::vector<ReadText> parse_read_text(const Json& json);  // entries that are damaged are left out
 
 }  // namespace cyfa

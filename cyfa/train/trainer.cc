@@ -47,15 +47,40 @@ Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, Batch
 }
 
 void Trainer::resume(const RunCheckpoint& checkpoint) {
-  optimizer_.load(TensorFile(checkpoint.path / kOptimizerFile));
+  continue_from(checkpoint.path);
   step_ = checkpoint.step;
+  seconds_before_ = checkpoint.seconds;
+  watch_ = TrainingWatch::parse(checkpoint.watch);
+}
+
+void Trainer::continue_from(const std::filesystem::path& checkpoint) { optimizer_.load(TensorFile(checkpoint / kOptimizerFile)); }
+
+std::string Trainer::way_back() const {
+  if (folder_ == nullptr) return "";
+  std::optional<RunCheckpoint> good;
+  for (const RunCheckpoint& c : folder_->checkpoints()) {
+    if (!watch_.sign() || c.step < *watch_.sign()) good = c;
+  }
+  if (!good) return "there is no checkpoint from before; begin again in another folder with a smaller rate or a longer warm-up";
+  return "the last checkpoint from before is " + good->path.string() + "; to go back there with a smaller rate: cyfa train " +
+         folder_->path().string() + " --resume --from " + std::to_string(good->step) + " rate=...";
 }
 
 void Trainer::fail(const std::string& what) const {
-  std::string last = "there is no checkpoint yet";
-  if (folder_ != nullptr && !folder_->checkpoints().empty())
-    last = "the last good checkpoint is " + folder_->checkpoints().back().path.string();
-  throw TrainingError("step " + std::to_string(step_ + 1) + ": " + what + "; " + last + ". A smaller rate or a longer warm-up may help");
+  std::string message = "step " + std::to_string(step_ + 1) + ": " + what;
+  if (watch_.sign()) message += ". The first sign of it was at step " + std::to_string(*watch_.sign()) + ": " + watch_.words();
+  throw TrainingError(message + "; " + (folder_ != nullptr ? way_back() : "a smaller rate or a longer warm-up may help"));
+}
+
+std::string Trainer::warning() const {
+  if (!watch_.sign()) return "";
+  return "since step " + std::to_string(*watch_.sign()) + " training is off its course: " + watch_.words() +
+         (folder_ != nullptr ? "; " + way_back() : "");
+}
+
+void Trainer::watch(double loss, double norm) {
+  if (!watch_.add(step_, loss, norm) || !on_note) return;
+  on_note("step " + std::to_string(step_) + ": " + watch_.words() + (folder_ != nullptr ? "; " + way_back() : ""));
 }
 
 // A micro-batch on the model's device. The copy to a GPU is asynchronous, so that the host stays ahead of the GPU.
@@ -108,9 +133,16 @@ double Trainer::evaluate() const {
   return sum / static_cast<double>(recipe_.eval_batches);
 }
 
-void Trainer::save(std::optional<double> eval_loss) {
+void Trainer::save(double loss, std::optional<double> eval_loss, double seconds) {
   if (folder_ == nullptr) return;
-  folder_->save(model_, optimizer_, step_, eval_loss, recipe_.keep);
+  StepRecord record;
+  record.step = step_;
+  record.tokens = step_ * recipe_.batch * recipe_.context;
+  record.seconds = seconds;
+  record.loss = loss;
+  record.eval_loss = eval_loss;
+  record.watch = watch_.json();
+  folder_->save(model_, optimizer_, std::move(record), recipe_, watch_.sign());
   try {
     folder_->draw_losses();
   } catch (const std::exception& e) {  // a picture that fails, for want of a font perhaps, ends no run
@@ -120,28 +152,27 @@ void Trainer::save(std::optional<double> eval_loss) {
 }
 
 int64_t Trainer::run() {
-  const double tokens = static_cast<double>(recipe_.batch * recipe_.context);
+  const int64_t tokens = recipe_.batch * recipe_.context;
   const Clock::time_point start = Clock::now();
   const int64_t first = step_;
-  Clock::time_point since = start;
+  Clock::time_point since = start, saved = start;
   int64_t since_step = step_;
-  bool saved = true;
   while (step_ < recipe_.steps) {
     double norm = 0;
     const double rate = learning_rate(recipe_, step_);
     const double loss = one_step(&norm);
     ++step_;
-    saved = false;
+    watch(loss, norm);
     const bool last = step_ == recipe_.steps;
     const bool stop = should_stop && should_stop();
     const bool logs = step_ % recipe_.log_every == 0 || last || stop;
     const bool evals = validation_ && (last || (recipe_.eval_every > 0 && step_ % recipe_.eval_every == 0));
     const bool health = recipe_.health_every > 0 ? step_ % recipe_.health_every == 0 : evals;
-    Json row = {{"step", step_}, {"loss", loss}, {"grad_norm", norm}, {"rate", rate}, {"tokens", static_cast<double>(step_) * tokens}};
-    const double passed = seconds_since(since);
-    row["tokens_per_s"] = tokens * static_cast<double>(step_ - since_step) / std::max(passed, 1e-9);
-    row["seconds"] = seconds_since(start);
-    row["seconds_left"] = seconds_since(start) / static_cast<double>(step_ - first) * static_cast<double>(recipe_.steps - step_);
+    Json row = {{"step", step_}, {"loss", loss}, {"grad_norm", norm}, {"rate", rate}, {"tokens", step_ * tokens}};
+    const double passed = seconds_since(start);
+    row["tokens_per_s"] = static_cast<double>(tokens * (step_ - since_step)) / std::max(seconds_since(since), 1e-9);
+    row["seconds"] = seconds_before_ + passed;
+    row["seconds_left"] = passed / static_cast<double>(step_ - first) * static_cast<double>(recipe_.steps - step_);
     std::optional<double> eval_loss;
     if (evals) {
       eval_loss = evaluate();
@@ -160,13 +191,14 @@ int64_t Trainer::run() {
       since = Clock::now();
       since_step = step_;
     }
-    if (last || stop || (recipe_.save_every > 0 && step_ % recipe_.save_every == 0)) {
-      save(eval_loss);
-      saved = true;
+    const bool time_to_save = recipe_.save_minutes > 0 && seconds_since(saved) >= 60 * recipe_.save_minutes;
+    if (last || stop || time_to_save || (recipe_.save_every > 0 && step_ % recipe_.save_every == 0)) {
+      save(loss, eval_loss, seconds_before_ + seconds_since(start));
+      saved = Clock::now();
     }
-    if (stop) return step_;
+    if (stop) break;
   }
-  if (!saved) save(std::nullopt);
+  if (on_note && step_ > first && watch_.sign()) on_note(warning());
   return step_;
 }
 

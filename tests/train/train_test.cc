@@ -37,9 +37,9 @@ BatchSource random_batches(const CausalLM& model, int64_t rows, int64_t T) {
 TEST(Recipe, ReadsWhatItWrites) {
   const Folder folder;
   Recipe r = small_recipe(7);
-  r.data = "a \"quoted\" \\ path";
+  r.data = "a \"quoted\" \\ path\twith\na line \x1b\x7f and \xc3\xa4";
   r.rate = 0.1 + 0.2;
-  r.seed = 18446744073709551615U >> 1;
+  r.seed = 18446744073709551615U;
   r.recompute = true;
   std::ofstream(folder / "r.toml") << r.toml();
   EXPECT_EQ(Recipe::read(folder / "r.toml").toml(), r.toml());
@@ -48,8 +48,14 @@ TEST(Recipe, ReadsWhatItWrites) {
     EXPECT_NO_THROW(own.check());
     EXPECT_TRUE(fs::exists(fs::path(CYFA_SOURCE_DIR) / own.model));
   }
-  Recipe longer = Recipe::read(std::string(CYFA_SOURCE_DIR) + "/recipes/continue-8k.toml");
-  EXPECT_EQ(longer.batch * longer.context, 256 * 2048);
+  // Continued with a longer context, a step has as many tokens as in pretraining.
+  for (const auto& [longer, first] : {std::pair("continue-8k", "cyfa-800m"), std::pair("continue-8k-1.4b", "cyfa-1.4b")}) {
+    const Recipe now = Recipe::read(std::string(CYFA_SOURCE_DIR) + "/recipes/" + longer + ".toml");
+    const Recipe then = Recipe::read(std::string(CYFA_SOURCE_DIR) + "/recipes/" + first + ".toml");
+    EXPECT_EQ(now.batch * now.context, then.batch * then.context) << longer;
+    EXPECT_DOUBLE_EQ(now.rate, then.rate * then.final_rate) << longer;
+    EXPECT_TRUE(now.skip_read) << longer;
+  }
 }
 
 TEST(Recipe, ErrorsNameTheKey) {
@@ -83,6 +89,16 @@ TEST(Recipe, ErrorsNameTheKey) {
   EXPECT_THROW(r.set("steps"), std::invalid_argument);
   EXPECT_THROW(r.set("steps=ten"), std::invalid_argument);
   EXPECT_THROW(r.set("nothing=1"), std::invalid_argument);
+  EXPECT_THROW(r.set("seed=18446744073709551616"), std::invalid_argument);
+  EXPECT_THROW(r.set("seed=-1"), std::invalid_argument);
+  EXPECT_NE(error(model + "seed = \"18446744073709551616\"").find("seed"), std::string::npos);
+  EXPECT_NE(error(model + "seed = -1").find("seed"), std::string::npos);
+  Recipe unreadable;
+  unreadable.model = "m";
+  for (const char* path : {"\xff", "a\xc3", "\xed\xa0\x80"}) {
+    unreadable.data = path;
+    EXPECT_THROW(unreadable.check(), std::invalid_argument) << path;
+  }
   r.set("rate=1e-3");
   EXPECT_EQ(r.rate, 1e-3);
   EXPECT_THROW(Recipe::read(folder / "absent.toml"), io::FileError);
@@ -120,7 +136,7 @@ TEST(Trainer, GoesOnBitForBit) {
   {
     CausalLM first = small_model(small_config());
     RunFolder to(run, false);
-    to.write_recipe(small_recipe(20));
+    to.start(small_recipe(20), Json::object());
     Trainer trainer(first, small_recipe(20), random_batches(first, 4, 24), {}, &to);
     trainer.should_stop = [&] { return trainer.step() == 10; };
     EXPECT_EQ(trainer.run(), 10);
@@ -215,7 +231,7 @@ TEST(Trainer, ALossThatIsNotFiniteLeavesTheLastCheckpoint) {
   const Folder folder;
   CausalLM model = small_model(small_config());
   RunFolder to(folder / "run", false);
-  to.write_recipe(small_recipe(6));
+  to.start(small_recipe(6), Json::object());
   Recipe r = small_recipe(6);
   r.save_every = 2;
   const BatchSource good = random_batches(model, 4, 24);
@@ -241,9 +257,15 @@ TEST(RunFolder, KeepsTheNewestAndTheBest) {
   const Folder folder;
   CausalLM model = small_model(small_config(1));
   RunFolder to(folder / "run", false);
+  to.start(small_recipe(1), Json::object());
   const Optimizer optimizer(model, small_recipe(1));
   const std::vector<double> losses = {3, 1, 2, 4, 5};
-  for (size_t i = 0; i < losses.size(); ++i) to.save(model, optimizer, static_cast<int64_t>(i + 1), losses[i], 2);
+  for (size_t i = 0; i < losses.size(); ++i) {
+    StepRecord record;
+    record.step = static_cast<int64_t>(i + 1);
+    record.eval_loss = losses[i];
+    to.save(model, optimizer, record, small_recipe(1));
+  }
   std::vector<int64_t> steps;
   for (const RunCheckpoint& c : to.checkpoints()) steps.push_back(c.step);
   EXPECT_EQ(steps, (std::vector<int64_t>{2, 4, 5}));
@@ -252,7 +274,7 @@ TEST(RunFolder, KeepsTheNewestAndTheBest) {
 TEST(RunFolder, RefusesToMixRuns) {
   const Folder folder;
   EXPECT_THROW(RunFolder(folder / "run", true), io::FileError);
-  RunFolder(folder / "run", false).write_recipe(small_recipe(1));
+  RunFolder(folder / "run", false).start(small_recipe(1), Json::object());
   EXPECT_THROW(RunFolder(folder / "run", false), io::FileError);
   EXPECT_NO_THROW(RunFolder(folder / "run", true));
 }
