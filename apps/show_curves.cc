@@ -1,5 +1,4 @@
 // cyfa show curves: a line plot of any two numbers in rows of JSON, such as those of --json or of a run's metrics.jsonl.
-#include <fstream>
 #include <iostream>
 #include <set>
 #include <sstream>
@@ -10,6 +9,8 @@
 #include "apps/output.h"
 #include "cyfa/draw/figure.h"
 #include "cyfa/io/file_error.h"
+#include "cyfa/io/json.h"
+#include "cyfa/io/read_file.h"
 
 namespace cyfa::app {
 namespace {
@@ -22,18 +23,15 @@ struct Options {
   bool log_x = false, log_y = false, from_zero = false;
 };
 
+constexpr io::JsonLimits kLimits = {.what = "a file of rows", .bytes = 64 << 20, .values = 1 << 22};
+
 // The rows of a JSON array or of JSON lines.
 std::vector<Json> read_rows(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw io::FileError(path, "cannot be read; wanted a JSON array, or JSON lines");
-  std::ostringstream contents;
-  contents << file.rdbuf();
-  const std::string all = contents.str();
+  const std::string all = io::read_file(path, kLimits.bytes, kLimits.what);
   const size_t first = all.find_first_not_of(" \t\r\n");
   std::vector<Json> rows;
   if (first != std::string::npos && all[first] == '[') {
-    const Json array = io::json_or_null(all);
-    if (!array.is_array()) throw io::FileError(path, "begins like a JSON array and is none");
+    const Json array = io::parse_json(all, path, kLimits);
     rows.assign(array.begin(), array.end());
   } else {
     std::istringstream lines(all);
@@ -41,8 +39,8 @@ std::vector<Json> read_rows(const std::string& path) {
     for (std::string line; std::getline(lines, line);) {
       ++number;
       if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-      rows.push_back(io::json_or_null(line));
-      if (rows.back().is_discarded()) throw io::FileError(path, "line " + std::to_string(number) + " is no JSON");
+      rows.push_back(io::json_or_null(line, kLimits));
+      if (rows.back().is_null()) throw io::FileError(path, "line " + std::to_string(number) + " is no JSON");
     }
   }
   std::erase_if(rows, [](const Json& row) { return !row.is_object(); });
