@@ -20,7 +20,7 @@ step "3. A small language model learns to write like $text: build/cyfa prepare, 
 lines=$(wc -l < "$text")
 head -n $((lines - lines / 20)) "$text" > "$out/train.txt"
 tail -n $((lines / 20)) "$text" > "$out/valid.txt"
-build/cyfa prepare "$out/data" "$out/train.txt" --tokenizer bytes -q | head -n 1
+build/cyfa prepare "$out/data" "$out/train.txt" --tokenizer bytes -q | sed -n 1p
 build/cyfa prepare "$out/valid" "$out/valid.txt" --tokenizer bytes -q > /dev/null
 build/cyfa train "$out/run" -r recipes/alice.toml data="$out/data" validation="$out/valid" |
   awk -v live="$([[ -t 1 ]] && echo 1 || echo 0)" '
