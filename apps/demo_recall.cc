@@ -189,8 +189,7 @@ draw::Figure figure(const RecallTask& task, const Pupil& flow, const Pupil& wind
   draw::Heatmap gates = heatmap("What each token does to the memory of " + head, at::stack({reads.beta, reads.delta}));
   gates.row_names = {{"write strength", draw::kInk}, {"clock moves by", draw::kInk}};
   gates.column_names = tokens;
-  draw::Heatmap slots =
-      heatmap("Its slots: where the clock has put each pair (lines), and which slots each token reads (dark)", reads.slots);
+  draw::Heatmap slots = heatmap("Its slots: where each pair lies (lines), and what each token reads (dark)", reads.slots);
   slots.row_label = "slot";
   slots.column_label = "the sequence, token by token: pairs, filler, questions with their answers";
   slots.column_names = tokens;
@@ -206,7 +205,8 @@ draw::Figure figure(const RecallTask& task, const Pupil& flow, const Pupil& wind
           .notes = {text(
               "Of all heads, this one gives the pairs that are asked for most weight. It writes a pair %lld tokens after its key, when its "
               "convolutions hold both key and value; there the pair's line begins. A question finds its answer where a dark "
-              "cell lies on the line of the question's colour: the softmax reads the slot that holds the pair.",
+              "cell lies on the line of the question's colour: the softmax reads the slot that holds the pair. What this head does not "
+              "find, another does.",
               static_cast<long long>(reads.lag))},
           .description = ""};
 }

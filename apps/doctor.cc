@@ -110,9 +110,10 @@ const TensorError& worst(const std::vector<TensorError>& errors) {
                            [](const TensorError& a, const TensorError& b) { return !(a.rel_l2 >= b.rel_l2); });
 }
 
-// Ops by name, or how many there are if they are all.
+// Ops by name, or how many there are if they are most.
 std::string ops_text(const std::vector<std::string>& names, size_t all) {
   if (names.size() == all) return text("all %zu operators", all);
+  if (2 * names.size() > all) return text("%zu of %zu operators", names.size(), all);
   std::string out;
   for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
   return out;

@@ -20,9 +20,10 @@ step "3. A small language model learns to write like $text: build/cyfa prepare, 
 lines=$(wc -l < "$text")
 head -n $((lines - lines / 20)) "$text" > "$out/train.txt"
 tail -n $((lines / 20)) "$text" > "$out/valid.txt"
-build/cyfa prepare "$out/data" "$out/train.txt" --tokenizer bytes -q | head -n 1
+build/cyfa prepare "$out/data" "$out/train.txt" --tokenizer bytes -q | sed -n 1p
 build/cyfa prepare "$out/valid" "$out/valid.txt" --tokenizer bytes -q > /dev/null
-build/cyfa train "$out/run" -r recipes/alice.toml data="$out/data" validation="$out/valid" | awk -v live="$([[ -t 1 ]] && echo 1 || echo 0)" '
+build/cyfa train "$out/run" -r recipes/alice.toml data="$out/data" validation="$out/valid" |
+  awk -v live="$([[ -t 1 ]] && echo 1 || echo 0)" '
   /^step/ && !/validation/ { if (live) printf "\r\033[K%s", $0; fflush(); next }
   { printf "%s%s\n", live ? "\r\033[K" : "", $0; fflush() }'
 checkpoint=$(ls -d "$out"/run/checkpoints/step-* | tail -n 1)
