@@ -150,7 +150,9 @@ std::vector<std::string> ConfigReader::unknown() const {
 
 void ConfigReader::refuse_unknown() const {
   const std::vector<std::string> keys = unknown();
-  if (!keys.empty()) throw ConfigError("config: " + where_ + shortened(keys.front()) + " is no key that is known there");
+  if (keys.empty()) return;
+  const std::string quoted = shortened(keys.front());
+  throw ConfigError("config: " + where_ + quoted.substr(1, quoted.size() - 2) + " is no key that is known there");
 }
 
 }  // namespace cyfa

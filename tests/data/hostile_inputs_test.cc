@@ -27,6 +27,7 @@ std::string random_words(size_t bytes) {
   std::mt19937 random(3);
   std::string text;
   while (text.size() < bytes) text += std::to_string(random()) + (random() % 9 == 0 ? "\n" : " ");
+  text.resize(bytes);
   return text;
 }
 
@@ -40,7 +41,7 @@ std::string compressed(const std::string& text, bool checksum) {
 
 // A frame that fits one buffer is decompressed as one by default, and its text dropped if its end is damaged.
 TEST(HostileZstd, AllBlocksBeforeTheDamageAreKept) {
-  for (const size_t bytes : {size_t{200} << 10, size_t{3} << 20}) {
+  for (const size_t bytes : {size_t{200} << 10, size_t{3132} << 10}) {
     const Folder folder;
     const std::string text = random_words(bytes), good = compressed(text, true);
     const auto kept = [&](const std::string& name, const std::string& frame) {
@@ -129,14 +130,14 @@ TEST(HostileSentencePiece, MutatedModelsNeverCrash) {
         EXPECT_EQ(std::string(e.what()).find(".cc"), std::string::npos) << e.what();
       }
     }
-    EXPECT_GT(loaded, 30);
+    EXPECT_GT(loaded, 10);  // the others are refused
   }
 }
 
 TEST(HostileSentencePiece, RulesThatPointOutsideThemselvesAreRefused) {
   const std::string good = trained("--model_type=unigram --normalization_rule_name=nmt_nfkc");
   // The table of rules begins with its length; an early unit of the table is made to lead far away.
-  const size_t name = good.find("nmt_nfkc", good.size() / 4);
+  const size_t name = good.find("nmt_nfkc");
   ASSERT_NE(name, std::string::npos);
   std::string bad = good;
   bad.replace(name + 60, 4, "\xFF\xFF\xFF\x7E", 4);
