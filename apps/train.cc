@@ -244,7 +244,8 @@ int run_train(const Options& options) {
 
   const std::shared_ptr<Batches> batches = batches_of(data, recipe, true, read);
   RunFacts facts;
-  facts.data = fs::path(recipe.data).lexically_normal().filename().string();
+  const fs::path named = fs::path(recipe.data).lexically_normal();
+  facts.data = (named.has_filename() ? named : named.parent_path()).filename().string();
   facts.data_hash = hex(data.hash());
   facts.data_tokens = data.tokens();
   facts.read = [batches, parts = recipe.accumulate](int64_t steps) { return batches->read_after(steps * parts); };
@@ -275,6 +276,7 @@ int run_train(const Options& options) {
       notes.push_back("the later checkpoints and the metrics so far are now in " + aside.string());
     }
     folder.drop_metrics_after(from ? from->step : 0);
+    if (text_in(manifest, "data").empty()) manifest["data"] = hex(data.hash());
     manifest["resumed"].push_back(session);
     manifest["resumed"].back()["step"] = from ? from->step : 0;
   } else {

@@ -37,7 +37,8 @@ class TrainResume(CliTest):
         return result.stdout
 
     def steps(self, folder=None):
-        return sorted(int(path.name[5:]) for path in ((folder or self.run_folder) / "checkpoints").iterdir())
+        names = [path.name for path in ((folder or self.run_folder) / "checkpoints").iterdir()]
+        return sorted(int(name[5:]) for name in names if ".part-" not in name)
 
     def rows(self):
         return [json.loads(line) for line in (self.run_folder / "metrics.jsonl").read_text().splitlines()]
@@ -150,13 +151,13 @@ class TrainResume(CliTest):
         self.check_error(run("train", self.folder / "other", "-r", toml, *self.keys), "r.toml")
 
     def test_a_kill_before_the_first_checkpoint(self):
-        self.cut()
+        self.cut("steps=1000000")
+        last = self.rows()[-1]["step"]
         (self.run_folder / "checkpoints/step-00000003.part-1").mkdir()
         (self.run_folder / ".cyfa-1.tmp").write_text("x")
-        self.assertEqual(self.rows()[-1]["step"], 5)
-        self.train("--resume", self.run_folder)
-        self.assertEqual([row["step"] for row in self.rows()], list(range(1, 13)))
-        self.assertEqual(self.steps(), [12])
+        self.train("--resume", self.run_folder, f"steps={last + 2}")
+        self.assertEqual([row["step"] for row in self.rows()], list(range(1, last + 3)))
+        self.assertEqual([path.name for path in (self.run_folder / "checkpoints").iterdir()], [f"step-{last + 2:08}"])
         self.assertFalse((self.run_folder / ".cyfa-1.tmp").exists())
 
     def test_checkpoints_by_the_clock_lose_nothing(self):
@@ -178,6 +179,14 @@ class TrainResume(CliTest):
         last = self.steps()[-1]
         self.assertEqual(self.rows()[-1]["step"], last)
         self.assertIn(f"resuming after step {last}", self.train("--resume", self.run_folder, f"steps={last + 1}"))
+
+    def test_leftovers_of_dead_writers_are_removed(self):
+        dead, alive = self.folder / "m.part-999999999", self.folder / f"m.part-{os.getpid()}"
+        for folder in (dead, alive):
+            folder.mkdir()
+        self.check(run("init", self.config, self.folder / "m"), 0)
+        self.assertFalse(dead.exists())
+        self.assertTrue(alive.exists())
 
     def test_a_checkpoint_is_whole(self):
         out = self.train(self.run_folder, *self.keys)
