@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests `cyfa bench op` and `cyfa show clock` from outside: output, exit statuses, files. Usage: bench_test.py PROGRAM [unittest arguments]"""
+"""Tests `cyfa bench op` and `cyfa show clock` from outside. Usage: bench_test.py PROGRAM [unittest arguments]"""
 
 import json
 import signal

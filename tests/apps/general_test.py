@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the program as a whole, and doctor from outside: output, exit statuses, files. Usage: general_test.py PROGRAM [unittest arguments]"""
+"""Tests the program as a whole, and doctor from outside. Usage: general_test.py PROGRAM [unittest arguments]"""
 
 import json
 import re

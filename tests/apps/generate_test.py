@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests `cyfa generate`, `bench decode` and `bench train` from outside: output, exit statuses, files. Usage: generate_test.py PROGRAM [unittest arguments]"""
+"""Tests `cyfa generate`, `bench decode` and `bench train` from outside. Usage: generate_test.py PROGRAM [unittest arguments]"""
 
 import json
 import unittest
