@@ -30,6 +30,7 @@ std::string json_refusal(const std::string& path) {
   std::error_code error;
   if (path.empty() || path == "-") return "";
   const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : ".";
+  if (!fs::is_directory(folder, error)) return "cannot be written: " + folder.string() + " is no folder";
   if (access(folder.c_str(), W_OK) != 0) return "cannot be written: " + folder.string() + ": " + std::generic_category().message(errno);
   if (!fs::exists(path, error)) return "";
   char first = fs::is_directory(path, error) ? '/' : '[';

@@ -62,9 +62,11 @@ std::vector<std::string> option_names(const CLI::App& command) {
 
 std::string description(const CLI::Option& option) { return " (" + option.get_description() + ")"; }
 
-// The option that an error of CLI11 begins with: "--T: 1 required INT missing".
+// The option that an error of CLI11 begins with: "--T: 1 required INT missing", "scaling was given a disallowed flag override".
 const CLI::Option* option_of(const CLI::App& command, const std::string& message) {
-  return command.get_option_no_throw(message.substr(0, message.find_first_of(": ")));
+  const std::string name = message.substr(0, message.find_first_of(": "));
+  const CLI::Option* option = command.get_option_no_throw(name);
+  return option != nullptr ? option : command.get_option_no_throw("--" + name);
 }
 
 // A word that no option and no argument took.

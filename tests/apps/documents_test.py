@@ -106,11 +106,10 @@ class Examples(CliTest):
     def own_folder(self, line):
         """A folder with all that is given, except what the command makes."""
         words = shlex.split(line)
-        made = {"init": words[-1] if "--" not in line else words[3], "prepare": words[2] if len(words) > 2 else "",
-                "train": "" if "--resume" in words else "run"}.get(words[1], "")
+        made = {"init": words[3:4], "prepare": words[2:3], "train": [] if "--resume" in words else words[2:3]}.get(words[1], [])
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
         for path in self.given.iterdir():
-            if path.name == made:
+            if path.name in made:
                 continue
             if path.name == "run":
                 shutil.copytree(path, folder / path.name, symlinks=True)  # resuming changes it
@@ -157,7 +156,7 @@ class Mentions(CliTest):
             mentions = [line for line in blocks(text) if re.match(r"(\$ )?build/cyfa ", line)]
             mentions += re.findall(r"`((?:build/)?cyfa [a-z][^`]*)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
             for mention in mentions:
-                words = re.sub(r"^(\$ )?(build/)?cyfa ", "", " ".join(mention.split())).split(" #")[0].split()
+                words = re.sub(r"^(\$ )?(build/)?cyfa ", "", " ".join(mention.split())).split(" #")[0].split(" | ")[0].split()
                 if words[0] in ("help", "tokens", "COMMAND", "models/"):
                     continue
                 with self.subTest(document=path.name, mention=mention):
