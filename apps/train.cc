@@ -1,4 +1,5 @@
 // cyfa train: trains a model on prepared text, as a recipe says.
+#include <ATen/Parallel.h>
 
 #include <sstream>
 

@@ -1,6 +1,7 @@
 // The order of batches: permutations, ranks, epochs, document boundaries.
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <set>
 
 #include "cyfa/data/batches.h"
@@ -80,7 +81,7 @@ TEST_F(BatchesTest, WindowsInOrder) {
 
 TEST_F(BatchesTest, RanksAreDisjointAndTogetherComplete) {
   for (const int ranks : {1, 2, 3, 5}) {
-    std::vector<Batches> each;
+    std::deque<Batches> each;
     for (int rank = 0; rank < ranks; ++rank)
       each.emplace_back(*data_, BatchOptions{.T = 10, .B = 2, .seed = 7, .rank = rank, .ranks = ranks});
     const int64_t steps = each[0].per_epoch();

@@ -79,7 +79,7 @@ TEST_P(GpuRecurrences, RefusesWhatItHasNoKernelsFor) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuRecurrences, testing::ValuesIn(recurrences()),
-                         [](const testing::TestParamInfo<Op>& info) { return op_label(info.param); });
+                         [](const testing::TestParamInfo<Op>& op) { return op_label(op.param); });
 
 }  // namespace
 }  // namespace cyfa::test
