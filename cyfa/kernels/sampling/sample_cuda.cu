@@ -27,6 +27,7 @@ struct Histogram {
 struct Shared {
   Histogram histogram;
   uint64_t of_warp[kWarps];
+  uint32_t own_rank[kThreads];  // of the largest logit that each thread has seen
   float best[kWarps];
   int best_id[kWarps];
   uint32_t bin;
@@ -78,8 +79,9 @@ struct Row {
   // The weight of a token, 0 if a cut leaves it out.
   __device__ uint64_t weight(int id) const {
     const float x = logit(id);
+    if (!by_logit.keeps(rank(x), id)) return 0;
     const uint32_t d = distance(x);
-    return by_logit.keeps(rank(x), id) && by_distance.keeps(d, id) ? sampling::weight(d) : 0;
+    return by_distance.keeps(d, id) ? sampling::weight(d) : 0;
   }
 };
 
@@ -101,6 +103,7 @@ __device__ int find_best(Row& row, int vocab, Shared& s) {
     }
   };
   for_all(vocab, [&](int id) { take(row.logit(id), id); });
+  s.own_rank[threadIdx.x] = Row::rank(best);
   for (int step = 16; step > 0; step /= 2) take(__shfl_xor_sync(~0U, best, step), __shfl_xor_sync(~0U, best_id, step));
   if (threadIdx.x % 32 == 0) {
     s.best[threadIdx.x / 32] = best;
@@ -181,8 +184,17 @@ __device__ int draw(Row& row, int vocab, uint64_t position, Shared& s) {
   const Rule& rule = row.p.rule;
   const int range = (vocab + kWarps - 1) / kWarps;
   if (rule.top_k > 0 && rule.top_k < vocab) {
+    // At least k logits are as large as the k-th of the threads' largest ones. Smaller ones need not be counted.
+    const auto k = static_cast<uint64_t>(rule.top_k);
+    uint32_t bound = ~0U;
+    if (k <= kThreads) {
+      bound = find_cut(
+                  kThreads, k, [&](int thread) { return s.own_rank[thread]; }, [](int) { return uint64_t{1}; }, s)
+                  .key;
+    }
+    const auto rank = [&](int id) { return Row::rank(row.logit(id)); };
     row.by_logit = find_cut(
-        vocab, static_cast<uint64_t>(rule.top_k), [&](int id) { return Row::rank(row.logit(id)); }, [](int) { return uint64_t{1}; }, s);
+        vocab, k, rank, [&](int id) { return uint64_t{rank(id) <= bound ? 1U : 0U}; }, s);
   }
   row.by_distance.key = rule.farthest;
   uint64_t total = weigh(row, vocab, range, s);
