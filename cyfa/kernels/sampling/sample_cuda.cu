@@ -116,9 +116,9 @@ __device__ int find_best(Row& row, int vocab, Shared& s) {
 }
 
 // The cut after which amount(id), summed over tokens in the order of key(id) and then id, first reaches `target`, which the sum over all
-// does. Tokens of one key have equal amounts, or 0 if they are left out. Radix selection by digits of 11, 11 and 10 bits.
-template <class Key, class Amount>
-__device__ Cut find_cut(int vocab, uint64_t target, const Key& key, const Amount& amount, Shared& s) {
+// does. Tokens of key k have the amount each(k), or 0 if they are left out. Radix selection by digits of 11, 11 and 10 bits.
+template <class Key, class Amount, class Each>
+__device__ Cut find_cut(int vocab, uint64_t target, const Key& key, const Amount& amount, const Each& each, Shared& s) {
   uint32_t prefix = 0, known = 0;
   for (int shift = 21; shift >= 0; shift = shift == 21 ? 10 : shift - 10) {
     const uint32_t digit = shift == 0 ? 1023 : 2047;
@@ -148,7 +148,7 @@ __device__ Cut find_cut(int vocab, uint64_t target, const Key& key, const Amount
     target -= s.before;
   }
   Cut cut{prefix};
-  if (target == s.in_bin) return cut;  // all tokens of this key
+  if (target + each(prefix) > s.in_bin) return cut;  // all tokens of this key
   uint64_t before = 0;
   for (int begin = 0;; begin += kThreads) {  // among equal keys: by id
     const int id = begin + static_cast<int>(threadIdx.x);
@@ -186,23 +186,20 @@ __device__ int draw(Row& row, int vocab, uint64_t position, Shared& s) {
   if (rule.top_k > 0 && rule.top_k < vocab) {
     // At least k logits are as large as the k-th of the threads' largest ones. Smaller ones need not be counted.
     const auto k = static_cast<uint64_t>(rule.top_k);
-    uint32_t bound = ~0U;
-    if (k <= kThreads) {
-      bound = find_cut(
-                  kThreads, k, [&](int thread) { return s.own_rank[thread]; }, [](int) { return uint64_t{1}; }, s)
-                  .key;
-    }
+    const auto one = [](uint32_t) { return uint64_t{1}; };
+    const auto own_rank = [&](int thread) { return s.own_rank[thread]; };
+    const uint32_t bound = k <= kThreads ? find_cut(kThreads, k, own_rank, one, one, s).key : ~0U;
     const auto rank = [&](int id) { return Row::rank(row.logit(id)); };
-    row.by_logit = find_cut(
-        vocab, k, rank, [&](int id) { return uint64_t{rank(id) <= bound ? 1U : 0U}; }, s);
+    const auto counted = [&](int id) { return uint64_t{rank(id) <= bound ? 1U : 0U}; };
+    row.by_logit = find_cut(vocab, k, rank, counted, one, s);
   }
   row.by_distance.key = rule.farthest;
   uint64_t total = weigh(row, vocab, range, s);
   if (rule.top_p < 1) {
-    const Cut cut = find_cut(
-        vocab, top_p_target(rule.top_p, total), [&](int id) { return row.distance(row.logit(id)); }, [&](int id) { return row.weight(id); },
-        s);
-    row.by_distance = cut;
+    const auto distance = [&](int id) { return row.distance(row.logit(id)); };
+    const auto weight = [&](int id) { return row.weight(id); };
+    row.by_distance = find_cut(
+        vocab, top_p_target(rule.top_p, total), distance, weight, [](uint32_t d) { return sampling::weight(d); }, s);
     total = weigh(row, vocab, range, s);
   }
   const uint64_t point = drawn_point(rule, position, total);
