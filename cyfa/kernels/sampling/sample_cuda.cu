@@ -27,6 +27,7 @@ struct Histogram {
 struct Shared {
   Histogram histogram;
   uint64_t of_warp[kWarps];
+  uint32_t own_rank[kThreads];  // of the largest logit that each thread has seen
   float best[kWarps];
   int best_id[kWarps];
   uint32_t bin;
@@ -78,8 +79,9 @@ struct Row {
   // The weight of a token, 0 if a cut leaves it out.
   __device__ uint64_t weight(int id) const {
     const float x = logit(id);
+    if (!by_logit.keeps(rank(x), id)) return 0;
     const uint32_t d = distance(x);
-    return by_logit.keeps(rank(x), id) && by_distance.keeps(d, id) ? sampling::weight(d) : 0;
+    return by_distance.keeps(d, id) ? sampling::weight(d) : 0;
   }
 };
 
@@ -101,6 +103,7 @@ __device__ int find_best(Row& row, int vocab, Shared& s) {
     }
   };
   for_all(vocab, [&](int id) { take(row.logit(id), id); });
+  s.own_rank[threadIdx.x] = Row::rank(best);
   for (int step = 16; step > 0; step /= 2) take(__shfl_xor_sync(~0U, best, step), __shfl_xor_sync(~0U, best_id, step));
   if (threadIdx.x % 32 == 0) {
     s.best[threadIdx.x / 32] = best;
@@ -113,9 +116,9 @@ __device__ int find_best(Row& row, int vocab, Shared& s) {
 }
 
 // The cut after which amount(id), summed over tokens in the order of key(id) and then id, first reaches `target`, which the sum over all
-// does. Tokens of one key have equal amounts, or 0 if they are left out. Radix selection by digits of 11, 11 and 10 bits.
-template <class Key, class Amount>
-__device__ Cut find_cut(int vocab, uint64_t target, const Key& key, const Amount& amount, Shared& s) {
+// does. Tokens of key k have the amount each(k), or 0 if they are left out. Radix selection by digits of 11, 11 and 10 bits.
+template <class Key, class Amount, class Each>
+__device__ Cut find_cut(int vocab, uint64_t target, const Key& key, const Amount& amount, const Each& each, Shared& s) {
   uint32_t prefix = 0, known = 0;
   for (int shift = 21; shift >= 0; shift = shift == 21 ? 10 : shift - 10) {
     const uint32_t digit = shift == 0 ? 1023 : 2047;
@@ -145,7 +148,7 @@ __device__ Cut find_cut(int vocab, uint64_t target, const Key& key, const Amount
     target -= s.before;
   }
   Cut cut{prefix};
-  if (target == s.in_bin) return cut;  // all tokens of this key
+  if (target + each(prefix) > s.in_bin) return cut;  // all tokens of this key
   uint64_t before = 0;
   for (int begin = 0;; begin += kThreads) {  // among equal keys: by id
     const int id = begin + static_cast<int>(threadIdx.x);
@@ -181,16 +184,22 @@ __device__ int draw(Row& row, int vocab, uint64_t position, Shared& s) {
   const Rule& rule = row.p.rule;
   const int range = (vocab + kWarps - 1) / kWarps;
   if (rule.top_k > 0 && rule.top_k < vocab) {
-    row.by_logit = find_cut(
-        vocab, static_cast<uint64_t>(rule.top_k), [&](int id) { return Row::rank(row.logit(id)); }, [](int) { return uint64_t{1}; }, s);
+    // At least k logits are as large as the k-th of the threads' largest ones. Smaller ones need not be counted.
+    const auto k = static_cast<uint64_t>(rule.top_k);
+    const auto one = [](uint32_t) { return uint64_t{1}; };
+    const auto own_rank = [&](int thread) { return s.own_rank[thread]; };
+    const uint32_t bound = k <= kThreads ? find_cut(kThreads, k, own_rank, one, one, s).key : ~0U;
+    const auto rank = [&](int id) { return Row::rank(row.logit(id)); };
+    const auto counted = [&](int id) { return uint64_t{rank(id) <= bound ? 1U : 0U}; };
+    row.by_logit = find_cut(vocab, k, rank, counted, one, s);
   }
   row.by_distance.key = rule.farthest;
   uint64_t total = weigh(row, vocab, range, s);
   if (rule.top_p < 1) {
-    const Cut cut = find_cut(
-        vocab, top_p_target(rule.top_p, total), [&](int id) { return row.distance(row.logit(id)); }, [&](int id) { return row.weight(id); },
-        s);
-    row.by_distance = cut;
+    const auto distance = [&](int id) { return row.distance(row.logit(id)); };
+    const auto weight = [&](int id) { return row.weight(id); };
+    row.by_distance = find_cut(
+        vocab, top_p_target(rule.top_p, total), distance, weight, [](uint32_t d) { return sampling::weight(d); }, s);
     total = weigh(row, vocab, range, s);
   }
   const uint64_t point = drawn_point(rule, position, total);
