@@ -64,12 +64,12 @@ class GenerationRun {
     warm_up();
     const Clock::time_point start = Clock::now();
     for (;;) {
-      if (!interrupted_ && stop_requested()) interrupt();
       if (!interrupted_ && next_ < prompts_.size()) {
         fill();
       } else {
         drop_free_rows();
       }
+      if (!interrupted_ && stop_requested()) interrupt();
       if (live() == 0) break;
       const bool more = std::any_of(rows_.begin(), rows_.end(), [&](const auto& row) { return row && wants_step(*row); });
       if (more) step();

@@ -80,7 +80,7 @@ TEST_F(DataCheckTest, FoldersWithoutBlockHashesOpen) {
     manifest.shards[i].blocks_checksum.reset();
     fs::remove(folder_ / "data" / blocks_file(i));
   }
-  write_file(folder_ / "data/manifest.json", manifest.json());
+  write_file(folder_ / "data/manifest.json", manifest.text());
   EXPECT_NO_THROW(data().verify());
   EXPECT_EQ(data().check().extent, Extent::kWhole);
   EXPECT_EQ(data().check(kSample).extent, Extent::kNothing);
