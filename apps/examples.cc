@@ -53,6 +53,11 @@ constexpr Example kExamples[] = {
     {"show clock", "", "in the terminal"},
     {"show clock", "--slots 15 --tokens 60 -o clock.png", "fewer slots and tokens, also as an image"},
 
+    {"show loss", "run", "the last losses of a training run"},
+    {"show loss", "run run -o losses.png", "the losses of two runs in one picture"},
+
+    {"show curves", "run/metrics.jsonl --x step --y grad_norm -o norm.svg", "the norm of the gradient over the steps of a run"},
+
     {"models", "", "the models that come with the program"},
     {"models", "cyfa-400m kda-400m DIR", "two of them and a checkpoint"},
     {"models", "--kinds", "the model types"},

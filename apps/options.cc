@@ -70,35 +70,33 @@ class HelpFormatter : public CLI::Formatter {
     }
     if (!option->get_default_str().empty()) meaning += " [default: " + option->get_default_str() + "]";
     if (option->get_required()) meaning += " [required]";
-    return line("  " + name, meaning);
-  }
-
- private:
-  // `meaning` in words wrapped behind kMeaningColumn.
-  static std::string line(const std::string& name, const std::string& meaning) {
-    const std::string indent(kMeaningColumn, ' ');
-    std::string out = name;
-    out += name.size() + 2 > kMeaningColumn ? "\n" + indent : std::string(kMeaningColumn - name.size(), ' ');
-    size_t column = kMeaningColumn;
-    for (size_t begin = 0; begin < meaning.size();) {
-      const size_t end = std::min(meaning.find(' ', begin), meaning.size());
-      if (column > kMeaningColumn && column + 1 + end - begin > kHelpColumns) {
-        out += "\n" + indent;
-        column = kMeaningColumn;
-      }
-      if (column > kMeaningColumn) {
-        out += ' ';
-        ++column;
-      }
-      out += meaning.substr(begin, end - begin);
-      column += end - begin;
-      begin = end + 1;
-    }
-    return out + "\n";
+    return help_line("  " + name, meaning);
   }
 };
 
 }  // namespace
+
+std::string help_line(const std::string& name, const std::string& meaning) {
+  const std::string indent(kMeaningColumn, ' ');
+  std::string out = name;
+  out += name.size() + 2 > kMeaningColumn ? "\n" + indent : std::string(kMeaningColumn - name.size(), ' ');
+  size_t column = kMeaningColumn;
+  for (size_t begin = 0; begin < meaning.size();) {
+    const size_t end = std::min(meaning.find(' ', begin), meaning.size());
+    if (column > kMeaningColumn && column + 1 + end - begin > kHelpColumns) {
+      out += "\n" + indent;
+      column = kMeaningColumn;
+    }
+    if (column > kMeaningColumn) {
+      out += ' ';
+      ++column;
+    }
+    out += meaning.substr(begin, end - begin);
+    column += end - begin;
+    begin = end + 1;
+  }
+  return out + "\n";
+}
 
 void add_engine(CLI::App* command, std::string* engine) {
   command->add_option("--engine", *engine, "What runs the model; an engine that is named runs it, or says why it cannot")

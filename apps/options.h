@@ -32,6 +32,9 @@ void add_json(CLI::App* command, std::string* target);
 // -o, --out FILE: a picture to write, whose name must end in .png or .svg
 CLI::Option* add_picture(CLI::App* command, std::string* path);
 
+// One entry of a help: `name`, then `meaning` in words wrapped behind a fixed column.
+std::string help_line(const std::string& name, const std::string& meaning);
+
 // Help in the form "  --name VALUE  meaning: choices [default: value]", which scripts/cli_doc.py reads. Subcommands inherit it.
 std::shared_ptr<CLI::FormatterBase> help_formatter();
 

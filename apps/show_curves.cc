@@ -132,10 +132,14 @@ void add_show_curves(CLI::App& show, Action& action) {
       ->type_name("FILE");
   command->add_option("--x", options->x, "Key of the number on the x axis")->required()->type_name("KEY");
   command->add_option("--y", options->y, "Key of the number on the y axis")->required()->type_name("KEY");
-  command->add_option("--color", options->color, "Key whose values become lines of different colours")->type_name("KEY");
-  command->add_option("--dash", options->dash, "Key whose values become solid and dashed lines")->type_name("KEY");
+  command->add_option("--color", options->color, "Key whose values become lines of different colours")
+      ->default_str("one colour")
+      ->type_name("KEY");
+  command->add_option("--dash", options->dash, "Key whose values become solid and dashed lines")
+      ->default_str("solid lines")
+      ->type_name("KEY");
   add_picture(command, &options->picture)->required();
-  command->add_option("--title", options->title, "Title of the picture")->type_name("TEXT");
+  command->add_option("--title", options->title, "Title of the picture")->default_str("none")->type_name("TEXT");
   command->add_option("--x-label", options->x_label, "Label of the x axis")->default_str("the key")->type_name("TEXT");
   command->add_option("--y-label", options->y_label, "Label of the y axis")->default_str("the key")->type_name("TEXT");
   command->add_flag("--log-x", options->log_x, "Make the x axis logarithmic");

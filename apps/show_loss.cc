@@ -57,7 +57,7 @@ void add_show_loss(CLI::App& show, Action& action) {
   auto options = std::make_shared<Options>();
   command->add_option("runs", options->runs, "Folders of runs, or their metrics.jsonl")->required()->type_name("RUN");
   add_picture(command, &options->picture);
-  command->add_option("--title", options->title, "Title of the picture")->type_name("TEXT");
+  command->add_option("--title", options->title, "Title of the picture")->default_str("none")->type_name("TEXT");
   command->callback([&action, options] { action = [options] { return run_show(*options); }; });
 }
 

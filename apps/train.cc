@@ -6,6 +6,7 @@
 #include "apps/commands.h"
 #include "apps/interrupt.h"
 #include "apps/machine.h"
+#include "apps/options.h"
 #include "apps/parse.h"
 #include "apps/provided.h"
 #include "apps/threads.h"
@@ -324,7 +325,7 @@ std::string key_help() {
   std::string out = "Recipe keys, in the recipe file or as KEY=VALUE:\n";
   for (const RecipeKey& key : recipe_keys()) {
     const std::string value = value_text(Recipe(), key);
-    out += text("  %-16s %s%s\n", key.name, key.about, value.empty() ? "" : (" [default: " + value + "]").c_str());
+    out += help_line("  " + std::string(key.name), key.about + (value.empty() ? "" : " [default: " + value + "]"));
   }
   return out +
          "\nMFU, model FLOPs utilization, is the share of the fastest matrix product measured at the start that the model's own "

@@ -32,6 +32,8 @@ SHORTER = [
     (r"bench state", (r"--tokens \d+", "--tokens 20"), ""),
     (r"train .*data=", (r"steps=\d+ ?", ""), "steps=1 batch=1 context=16"),
     (r"train .*--resume", (r"steps=\d+", "steps=2"), ""),
+    (r"train .*--from", (r"--from \d+", "--from 1"), "steps=2"),
+    (r"show loss", (r"runs/\w+", "run"), ""),
     (r"demo recall", None, "--steps 1"),
     (r"generate", (r" -n \d+", ""), "-n 3"),
 ]

@@ -78,7 +78,7 @@ class LargeFiles(HostileTest):
             "the parameter": {"hidden_size": 1 << 24, "num_heads": 1 << 20, "head_dim": 1 << 20},
             "more than 2^": {"hidden_size": 1 << 20, "vocab_size": 1 << 24},
             "num_slots is": {"num_slots": 1 << 20},
-            "the state of a sequence": {"model_type": "mistral", "num_attention_heads": 2, "sliding_window": 1 << 28},
+            "the state of a sequence": {"model_type": "mistral", "num_attention_heads": 2, "num_key_value_heads": 2, "sliding_window": 1 << 28},
             "rho * num_slots": {"model_type": "blurry_window_attention", "num_slots": 1 << 12, "rho": 1 << 12},
             "more than the model has layers": {"attn": [{"layers": [], "num_heads": 1}] * 9000},
             "holds more than 65536 values": {"layer_types": ["gla"] * 70000},

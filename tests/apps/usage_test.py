@@ -131,7 +131,7 @@ class Numbers(CliTest):
         self.assertGreater(seen, 35)
 
     def test_ranges_are_said(self):
-        self.check_error(run("bench", "op", "--threads", "5000"), "--threads: ", 'got "5000"', "an integer from 0 to ")
+        self.check_error(run("bench", "op", "--repeats", "500000"), "--repeats: ", 'got "500000"', "an integer from 0 to 100000")
         self.check_error(run("show", "clock", "--tokens", "5"), "an integer from 20 to 4000")
         self.check_error(run("init", "x", "x", "--seed", "-1"), "an integer of at least 0")
         self.check_error(run("init", "x", "x", "--seed", "18446744073709551616"), "an integer of at least 0, below 2^64")
@@ -150,7 +150,7 @@ class Numbers(CliTest):
         self.assertNotEqual(first, second)
 
     def test_more_than_memory_is_an_error_in_words(self):
-        for words in (["bench", "decode", "cyfa-bytes-2m", "--B", "100000000"], ["bench", "train", "cyfa-bytes-2m", "--T", "90000000000"],
+        for words in (["bench", "decode", "cyfa-bytes-2m", "--B", "100000000"], ["bench", "train", "cyfa-bytes-2m", "--T", "4000000000"],
                       ["bench", "decode", "cyfa-bytes-2m", "--B", "9000000000000000000"],
                       ["bench", "op", "--B", "16777216", "--T", "16777216", "--H", "16777216"]):
             result = run(*words, timeout=60)
@@ -194,7 +194,7 @@ class Help(CliTest):
             text = help_of(*command)
             for name, value in options(command):
                 entry = re.search(rf"^  (?:-\w, )?{name}\b.*\n(?:      .*\n)*", text, re.MULTILINE)[0]
-                if value and name not in optional:
+                if value and name not in optional and "[required]" not in entry:
                     self.assertIn("[default:", entry, f"{command} {name}")
 
 
