@@ -64,8 +64,8 @@ class Generator {
   // Keeps references to both.
   Generator(StepEngine& engine, const Tokenizer& tokenizer);
 
-  // Callbacks: new text of a prompt, its completion (in the order in which they end), prefill progress in tokens, and the end of each decode
-  // step. All may be empty.
+  // Callbacks: new text of a prompt, its completion (in the order in which they end), prefill progress in tokens, and the end of each step.
+  // All may be empty.
   std::function<void(size_t prompt, const std::string& text)> on_text;
   std::function<void(size_t prompt, const Completion& completion)> on_done;
   std::function<void(size_t prompt, int64_t done, int64_t all)> on_prefill;

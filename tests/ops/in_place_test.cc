@@ -88,11 +88,12 @@ bool differentiable(const Tensor& x) { return at::isFloatingType(x.scalar_type()
 
 TEST(InPlace, AStepCountsAsAChange) {
   for (Step& step : all_steps()) {
-    std::map<std::string, int64_t> before;
+    std::map<std::string, int64_t> before, inputs;
     for (const auto& [name, x] : step.states) before[name] = x._version();
+    for (const auto& [name, x] : step.inputs) inputs[name] = x._version();
     step.run(step);
     for (const auto& [name, x] : step.states) EXPECT_GT(x._version(), before.at(name)) << step.name << " " << name;
-    for (const auto& [name, x] : step.inputs) EXPECT_EQ(x._version(), 0) << step.name << " " << name;
+    for (const auto& [name, x] : step.inputs) EXPECT_EQ(x._version(), inputs.at(name)) << step.name << " " << name;
   }
 }
 
@@ -157,9 +158,9 @@ TEST(InPlace, StatesThatShareMemoryAreRefused) {
         step.states[other] = memory.narrow(0, 0, y.numel()).view(y.sizes());
         expect_refused(step, name, memory.narrow(0, 1, x.numel()).view(x.sizes()), "shares memory");
       }
-      // With an input.
+      // With an input. A gate of shape [H] is copied before the state changes, so it may share.
       for (const auto& [input, y] : fresh.inputs) {
-        if (y.scalar_type() != x.scalar_type()) continue;
+        if (y.scalar_type() != x.scalar_type() || input == "log_gamma") continue;
         const Tensor memory = at::zeros({x.numel() + y.numel()}, x.options());
         Step step = fresh;
         step.inputs[input] = memory.narrow(0, x.numel() - 1, y.numel()).view(y.sizes());
