@@ -14,8 +14,9 @@ class GpuRecurrences : public testing::TestWithParam<Op> {
   }
 
   static Tensors run_on_gpu(const OpCase& c) {
-    return run_op(c.op, moved_to(make_inputs(c), at::kCUDA), moved_to(make_output_gradients(c), at::kCUDA),
-                  RunOptions{.backend = ops::Backend::kSm90});
+    const Tensors results = run_op(c.op, moved_to(make_inputs(c), at::kCUDA), moved_to(make_output_gradients(c), at::kCUDA),
+                                   RunOptions{.backend = ops::Backend::kSm90});
+    return moved_to(results, at::kCPU);
   }
 
   static void check(const OpCase& c) {
