@@ -393,7 +393,7 @@ template <int kPanels>
 cudaError_t launch(const Maps& maps, const Sizes& sizes, const Walk& w, cudaStream_t stream) {
   const bool reads = w.read != nullptr;
   const bool two = w.write2 != nullptr;
-  if (reads != two && two) return cudaErrorInvalidValue;  // write2 serves the delta rules' backward only
+  if (two && !reads) return cudaErrorInvalidValue;  // write2 serves the delta rules' backward only
   const auto with = [&](auto decays) {
     constexpr WalkDecay kDecays = decltype(decays)::value;
     if (two) return launch<kPanels, true, true, kDecays>(maps, sizes, w, stream);

@@ -1,5 +1,5 @@
 // The sequential part of the chunk-wise recurrences on Hopper: the walk of a state S [K, V] through the chunks of a sequence, in one
-// launch. Everything else in a chunk-wise pass is batched over all chunks (cyfa/ops/recurrence/sm90_passes.cc, the only caller). Per chunk,
+// launch. Everything else in a chunk-wise pass is batched over all chunks (cyfa/ops/recurrence/sm90.cc, the only caller). Per chunk,
 // in walking order:
 //   states = S                            the state on entering the chunk, rounded to bf16
 //   x      = base + read S                if `read` is given (the delta rules), else x = base
