@@ -68,6 +68,9 @@ class Mixer {
   // The slots of a state; nullopt if the mixer has none.
   virtual std::optional<MemoryView> view(const MixerState&) const { return std::nullopt; }
 
+  // Whether a training pass draws random numbers, if its Weights have a seed (Weights::with_noise).
+  virtual bool draws_noise() const { return false; }
+
   // Why a decode step cannot be captured in a CUDA graph: it synchronizes with the host or copies from host memory. Empty if it only
   // enqueues work.
   virtual std::string needs_host() const { return {}; }

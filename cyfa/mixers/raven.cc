@@ -80,6 +80,8 @@ class Raven final : public QkvMixer {
     return call.linear(ops::rms_norm(join_heads(o), call[o_norm_], eps), o_proj_);
   }
 
+  bool draws_noise() const override { return c_.noise; }
+
   double flops_per_token() const override {
     return linear_attention_flops(c_.shape.heads, c_.shape.K, c_.slots) + linear_attention_flops(c_.shape.heads, c_.slots, c_.shape.V);
   }

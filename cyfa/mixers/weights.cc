@@ -34,6 +34,16 @@ at::Tensor Weights::once(ParameterId id, const std::function<at::Tensor(const at
   return derived;
 }
 
+Weights converted_weights(const std::vector<ParameterSpec>& specs, std::vector<at::Tensor> tensors, std::optional<at::ScalarType> compute) {
+  for (size_t id = 0; id < tensors.size(); ++id) {
+    at::Tensor& x = tensors[id];
+    if (!x.defined()) continue;
+    const bool matrix = specs.at(id).role == Role::kMatrix;
+    x = x.to(matrix ? compute.value_or(x.scalar_type()) : at::promote_types(x.scalar_type(), at::kFloat));
+  }
+  return Weights(std::move(tensors));
+}
+
 // SplitMix64 (Steele, Lea and Flood 2014) applied to the pair.
 uint64_t mixed_seed(uint64_t seed, uint64_t number) {
   uint64_t x = seed + 0x9e3779b97f4a7c15ULL * (number + 1);

@@ -46,6 +46,10 @@ class Weights {
   std::optional<uint64_t> noise_;
 };
 
+// Weights of `tensors`, the parameters of `specs` in order: matrices converted to `compute` (default: their stored type), everything else to
+// fp32 (or fp64 if stored in fp64). The casts are differentiable. Undefined tensors stay undefined.
+Weights converted_weights(const std::vector<ParameterSpec>& specs, std::vector<at::Tensor> tensors, std::optional<at::ScalarType> compute);
+
 // A seed that depends on both numbers; seeds of neighbouring numbers are unrelated.
 uint64_t mixed_seed(uint64_t seed, uint64_t number);
 

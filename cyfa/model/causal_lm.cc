@@ -14,8 +14,6 @@ namespace {
 
 constexpr const char* kOp = "model";
 
-at::ScalarType at_least_float(at::ScalarType type) { return at::promote_types(type, at::kFloat); }
-
 }  // namespace
 
 CausalLM::CausalLM(ModelConfig config) : config_(std::move(config)) {
@@ -52,14 +50,7 @@ void CausalLM::initialise(uint64_t seed, at::ScalarType dtype, at::Device device
 }
 
 Weights CausalLM::weights(std::optional<at::ScalarType> compute) const {
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(parameters_.size());
-  for (size_t id = 0; id < parameters_.size(); ++id) {
-    const at::Tensor& p = parameters_[id];
-    const bool matrix = table_.specs()[id].role == Role::kMatrix;
-    tensors.push_back(p.to(matrix ? compute.value_or(p.scalar_type()) : at_least_float(p.scalar_type())));
-  }
-  return Weights(std::move(tensors));
+  return converted_weights(table_.specs(), parameters_, compute);
 }
 
 ModelState CausalLM::initial_state(int64_t sequences) const {
@@ -155,6 +146,12 @@ at::Tensor CausalLM::head_step(const Weights& w, const at::Tensor& hidden) const
   return ops::linear_step(ops::rms_norm(hidden, w[norm_], config_.backbone.norm_eps), w[head_weight()]).to(at::kFloat);
 }
 
+at::Tensor CausalLM::head_loss(const Weights& w, const at::Tensor& hidden, const at::Tensor& targets) const {
+  const at::Tensor normed = ops::rms_norm(hidden, w[norm_], config_.backbone.norm_eps).flatten(0, -2);
+  const at::Tensor wanted = targets.reshape({-1}).to(at::kLong).to(normed.device());
+  return ops::linear_cross_entropy(normed, w[head_weight()].to(normed.scalar_type()), wanted);
+}
+
 void CausalLM::check_step(const at::Tensor& ids, const ModelState& state) const {
   check_state(state);
   ops::check::shape(kOp, "ids", ids, {{"B", state.sequences()}});
@@ -173,9 +170,7 @@ at::Tensor CausalLM::loss(const Weights& w, const at::Tensor& inputs, const at::
                           const std::optional<at::Tensor>& cu_seqlens, bool recompute) const {
   if (inputs.sizes() != targets.sizes()) ops::check::fail(kOp, "targets have another shape than the inputs");
   const at::Tensor hidden = forward(w, cu_seqlens ? inputs.reshape({1, -1}) : inputs, cu_seqlens, nullptr, recompute).hidden;
-  const at::Tensor normed = ops::rms_norm(hidden, w[norm_], config_.backbone.norm_eps).flatten(0, 1);
-  const at::Tensor wanted = targets.reshape({-1}).to(at::kLong).to(normed.device());
-  return ops::linear_cross_entropy(normed, w[head_weight()].to(normed.scalar_type()), wanted);
+  return head_loss(w, hidden, targets);
 }
 
 at::Tensor CausalLM::next_token_loss(const Weights& w, const at::Tensor& ids) const {

@@ -53,6 +53,7 @@ class CausalLM {
     Weights weights(const Weights& of_model) const { return of_model.slice(first, block->table().specs().size()); }
   };
   const std::vector<Layer>& layers() const { return layers_; }
+  ParameterId embedding_weight() const { return embeddings_; }
   ParameterId norm_weight() const { return norm_; }
   ParameterId head_weight() const { return config_.tied_head ? embeddings_ : head_; }
 
@@ -74,6 +75,9 @@ class CausalLM {
   // Final norm and head.
   at::Tensor head(const Weights& w, const at::Tensor& hidden) const;       // logits [..., vocab_size]
   at::Tensor head_step(const Weights& w, const at::Tensor& hidden) const;  // hidden [B, D] to fp32 logits [B, vocab_size]
+
+  // Mean cross-entropy of targets [B, T] given hidden [B, T, D], without storing all logits. Targets equal to ops::kIgnore are ignored.
+  at::Tensor head_loss(const Weights& w, const at::Tensor& hidden, const at::Tensor& targets) const;
 
   // Decode step: one token of each of B sequences, ids [B], to fp32 logits [B, vocab_size]. `state` is updated in place. No autograd.
   at::Tensor step(const Weights& w, const at::Tensor& ids, ModelState& state) const;

@@ -38,6 +38,7 @@ Json describe(const CausalLM& model) {
     const CausalLM::Layer& layer = model.layers()[i];
     layers.push_back({{"type", c.layer_types[i]},
                       {"flops_per_token", layer.block->mixer().flops_per_token()},
+                      {"draws_noise", layer.block->mixer().draws_noise()},
                       {"parameters", {layer.first, layer.block->table().specs().size()}},
                       {"states", of_states(layer.block->mixer())}});
   }

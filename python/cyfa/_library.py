@@ -49,3 +49,13 @@ def load():
             "again with `pip install --no-build-isolation --force-reinstall .`"
         )
     return path
+
+
+def shared_folder():
+    """The folder that holds configs/ and recipes/: in an installed package its own, in a source tree the root."""
+    import cyfa
+
+    for folder in cyfa.__path__:
+        if (pathlib.Path(folder) / "share/configs").is_dir():
+            return pathlib.Path(folder) / "share"
+    return pathlib.Path(__file__).resolve().parents[2]
