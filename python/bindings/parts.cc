@@ -44,7 +44,7 @@ Kind parse_kind(c10::string_view part) {
 
 // Which part of which model, and how it is computed.
 struct Part {
-  Part(c10::string_view config, c10::string_view part, int64_t number, OptionalType type, std::optional<int64_t> seed)
+  Part(c10::string_view config, c10::string_view part, int64_t number, OptionalType type, const OptionalTensor& seed)
       : model(registered_model(std::string(config))),
         kind(parse_kind(part)),
         layer(static_cast<size_t>(number)),
@@ -74,7 +74,7 @@ struct Part {
   Kind kind;
   size_t layer;
   OptionalType compute;
-  std::optional<int64_t> noise;
+  OptionalTensor noise;  // the seed of random numbers, a tensor so that torch.compile can draw it
 };
 
 // Throws unless there is a tensor of the right shape for each of the part's parameters.
@@ -96,7 +96,7 @@ Weights weights_of(const Part& part, at::TensorList params) {
   const std::vector<ParameterId> ids = part.ids();
   for (size_t i = 0; i < ids.size(); ++i) all[ids[i]] = params[i];
   const Weights w = converted_weights(part.model->table().specs(), std::move(all), part.compute);
-  return part.noise ? w.with_noise(static_cast<uint64_t>(*part.noise)) : w;
+  return part.noise ? w.with_noise(static_cast<uint64_t>(part.noise->item<int64_t>())) : w;
 }
 
 // The type of the activations: that of the matrices, or what a CPU computes with instead.
@@ -138,13 +138,13 @@ TensorVector run(const Part& part, Tensor x, at::TensorList params, at::TensorLi
 // Kernels of the opaque way.
 
 Tensor forward_kernel(const Tensor& x, at::TensorList params, const OptionalTensor& extra, c10::string_view config, c10::string_view part,
-                      int64_t layer, OptionalType compute, at::ScalarType activation, std::optional<int64_t> noise) {
+                      int64_t layer, OptionalType compute, at::ScalarType activation, const OptionalTensor& noise) {
   const at::NoGradGuard no_grad;
   return run({config, part, layer, compute, noise}, x, params, {}, extra, activation, false)[0];
 }
 
 Tensor forward_meta(const Tensor& x, at::TensorList params, const OptionalTensor&, c10::string_view config, c10::string_view name,
-                    int64_t layer, OptionalType compute, at::ScalarType activation, std::optional<int64_t> noise) {
+                    int64_t layer, OptionalType compute, at::ScalarType activation, const OptionalTensor& noise) {
   const Part part(config, name, layer, compute, noise);
   check_parameters(part, params);
   std::vector<c10::SymInt> shape = x.sym_sizes().vec();
@@ -157,7 +157,7 @@ Tensor forward_meta(const Tensor& x, at::TensorList params, const OptionalTensor
 // The gradients of the tensors that are `needed`: 0 is x, i + 1 is params[i].
 TensorVector backward_kernel(const Tensor& grad, const Tensor& x, at::TensorList params, const OptionalTensor& extra,
                              c10::string_view config, c10::string_view name, int64_t layer, OptionalType compute, at::ScalarType activation,
-                             std::optional<int64_t> noise, at::IntArrayRef needed) {
+                             const OptionalTensor& noise, at::IntArrayRef needed) {
   // Inside a kernel the dispatcher leaves autograd out; the part runs again under it.
   c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   keys.excluded_ = keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
@@ -174,7 +174,7 @@ TensorVector backward_kernel(const Tensor& grad, const Tensor& x, at::TensorList
 }
 
 TensorVector backward_meta(const Tensor&, const Tensor& x, at::TensorList params, const OptionalTensor&, c10::string_view, c10::string_view,
-                           int64_t, OptionalType, at::ScalarType, std::optional<int64_t>, at::IntArrayRef needed) {
+                           int64_t, OptionalType, at::ScalarType, const OptionalTensor&, at::IntArrayRef needed) {
   TensorVector out;
   for (const int64_t i : needed) {
     const Tensor& from = i == 0 ? x : params[static_cast<size_t>(i) - 1];
@@ -187,10 +187,10 @@ class OpaquePart : public torch::autograd::Function<OpaquePart> {
  public:
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, at::TensorList params, const OptionalTensor& extra,
                         const std::string& config, const std::string& part, int64_t layer, OptionalType compute, at::ScalarType activation,
-                        std::optional<int64_t> noise) {
+                        const OptionalTensor& noise) {
     const at::AutoDispatchBelowADInplaceOrView below;
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_part_forward", "").typed<decltype(forward_kernel)>();
-    TensorVector saved = {x, extra.value_or(Tensor())};
+    TensorVector saved = {x, extra.value_or(Tensor()), noise.value_or(Tensor())};
     saved.insert(saved.end(), params.begin(), params.end());
     ctx->save_for_backward(std::move(saved));
     ctx->saved_data["config"] = config;
@@ -198,23 +198,22 @@ class OpaquePart : public torch::autograd::Function<OpaquePart> {
     ctx->saved_data["layer"] = layer;
     ctx->saved_data["compute"] = compute;
     ctx->saved_data["activation"] = activation;
-    ctx->saved_data["noise"] = noise;
     return op.call(x, params, extra, config, part, layer, compute, activation, noise);
   }
 
   static TensorVector backward(torch::autograd::AutogradContext* ctx, TensorVector grads) {
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cyfa::_part_backward", "").typed<decltype(backward_kernel)>();
     const TensorVector saved = ctx->get_saved_variables();
-    const at::TensorList params = at::TensorList(saved).slice(2);
+    const at::TensorList params = at::TensorList(saved).slice(3);
     std::vector<int64_t> needed;
     for (size_t i = 0; i <= params.size(); ++i) {
       if (ctx->needs_input_grad(i)) needed.push_back(static_cast<int64_t>(i));
     }
     const auto& d = ctx->saved_data;
-    const TensorVector found =
-        op.call(grads[0], saved[0], params, saved[1].defined() ? OptionalTensor(saved[1]) : std::nullopt, d.at("config").toStringRef(),
-                d.at("part").toStringRef(), d.at("layer").toInt(), d.at("compute").toOptional<at::ScalarType>(),
-                d.at("activation").toScalarType(), d.at("noise").toOptional<int64_t>(), needed);
+    const auto optional = [](const Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; };
+    const TensorVector found = op.call(grads[0], saved[0], params, optional(saved[1]), d.at("config").toStringRef(),
+                                       d.at("part").toStringRef(), d.at("layer").toInt(), d.at("compute").toOptional<at::ScalarType>(),
+                                       d.at("activation").toScalarType(), optional(saved[2]), needed);
     TensorVector out(1 + params.size() + 7);  // extra and the settings have no gradient
     for (size_t i = 0; i < needed.size(); ++i) out[static_cast<size_t>(needed[i])] = found[i];
     return out;
@@ -225,7 +224,7 @@ class OpaquePart : public torch::autograd::Function<OpaquePart> {
 bool without_data(const Tensor& x) { return x.is_meta() || x.key_set().has(c10::DispatchKey::Python); }
 
 TensorVector part_entry(const Tensor& x, at::TensorList params, at::TensorList state, const OptionalTensor& extra, c10::string_view config,
-                        c10::string_view name, int64_t layer, OptionalType compute, std::optional<int64_t> noise, bool final_state,
+                        c10::string_view name, int64_t layer, OptionalType compute, const OptionalTensor& noise, bool final_state,
                         bool recompute) {
   const Part part(config, name, layer, compute, noise);
   check_parameters(part, params);
@@ -242,14 +241,14 @@ TensorVector part_entry(const Tensor& x, at::TensorList params, at::TensorList s
 
 TORCH_LIBRARY_FRAGMENT(cyfa, library) {
   library.def(
-      "part(Tensor x, Tensor[] params, Tensor[] state, Tensor? extra, str config, str part, int layer, ScalarType? compute, int? noise, "
+      "part(Tensor x, Tensor[] params, Tensor[] state, Tensor? extra, str config, str part, int layer, ScalarType? compute, Tensor? noise, "
       "bool final_state, bool recompute) -> Tensor[]");
   library.def(
       "_part_forward(Tensor x, Tensor[] params, Tensor? extra, str config, str part, int layer, ScalarType? compute, ScalarType "
-      "activation, int? noise) -> Tensor");
+      "activation, Tensor? noise) -> Tensor");
   library.def(
       "_part_backward(Tensor grad, Tensor x, Tensor[] params, Tensor? extra, str config, str part, int layer, ScalarType? compute, "
-      "ScalarType activation, int? noise, int[] needed) -> Tensor[]");
+      "ScalarType activation, Tensor? noise, int[] needed) -> Tensor[]");
 }
 
 TORCH_LIBRARY_IMPL(cyfa, CompositeImplicitAutograd, library) { library.impl("part", part_entry); }

@@ -160,7 +160,7 @@ class _Layered(Part):
         Returns:
             y [B, T, D], or (y, state).
         """
-        noise = int(torch.randint(2**62, ())) if self.draws_noise and self.training else None
+        noise = torch.randint(2**62, ()) if self.draws_noise and self.training else None
         y, *after = self.run(
             self.part,
             x,
