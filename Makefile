@@ -50,6 +50,7 @@ demo: build
 # Without clang-format the format check says that it skips it.
 test: build
 	@scripts/setup.sh clang-format || true
+	@scripts/setup.sh python-tests
 	@cmake --build --preset release --parallel $(JOBS)
 	@scripts/test.sh
 

@@ -2,6 +2,7 @@
 # Installs what the build needs and this machine lacks: system packages with apt, and the pinned torch into .venv. If nothing is missing, it
 # does not use the network. Each stage is one line; what apt and pip print goes to build/setup.log, which is shown if a stage fails.
 #   scripts/setup.sh               everything that building and running the tests needs
+#   scripts/setup.sh python-tests  also the packages that the tests of the Python package import (`make test`)
 #   scripts/setup.sh clang-format  another command, from the Debian package of the same name (`make test`, `make format`, `make lint`)
 # CYFA_TORCH_DIR names the folder of a torch package to use in place of .venv. CYFA_PIP_ARGS is passed to pip, for example an index of
 # CPU-only wheels, which are a tenth of the size.
@@ -22,6 +23,12 @@ need() {  # need <package> <test...>
   shift
   "$@" > /dev/null 2>&1 || missing+=("$package")
 }
+
+python_tests=
+if [[ ${1:-} == python-tests ]]; then
+  python_tests=1
+  shift
+fi
 
 if [[ $# -gt 0 ]]; then
   for command in "$@"; do need "$command" command -v "$command"; done
@@ -80,3 +87,14 @@ if [[ $installed != "$wanted" ]] || ! compgen -G '.venv/lib/python3*/site-packag
   stage "installing torch $wanted into .venv, a large download" "$log" torch
 fi
 .venv/bin/python -W ignore -c 'import torch' || stop "torch is installed in .venv but cannot be imported"
+
+# The list that was installed last is kept beside the packages, so that nothing is asked of the network while it is the same.
+list=scripts/requirements-test.txt
+if [[ -n $python_tests ]] && ! cmp -s "$list" .venv/requirements-test.txt; then
+  test_packages() {
+    # shellcheck disable=SC2086  # CYFA_PIP_ARGS is a list of words
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check ${CYFA_PIP_ARGS:-} -r scripts/requirements.txt -r "$list"
+    cp "$list" .venv/requirements-test.txt
+  }
+  stage "installing transformers, lm-eval and pytest into .venv" "$log" test_packages
+fi
