@@ -12,7 +12,8 @@ PYTHON := $(if $(CYFA_TORCH_DIR),python3,.venv/bin/python)
 SETUP := build/.setup-done
 export JOBS PYTHON
 
-.PHONY: help demo test build python wheel bench parity baselines-doc cli-doc benchmarks-doc tokenizer format lint gpu-test gpu-bench setup clean
+.PHONY: help demo test build python wheel bench parity baselines-doc cli-doc benchmarks-doc \
+  tokenizer format lint gpu-test gpu-bench setup clean
 
 help:
 	@echo "make demo           set up, build, and see what a CyFA remembers: start here (5 minutes after the build)"
