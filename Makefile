@@ -97,5 +97,5 @@ lint: build
 	@scripts/lint.sh
 
 clean:
-	@echo "== removing build, build-asan, build-cuda, build-debug"
-	@rm -rf build build-asan build-cuda build-debug
+	@echo "== removing build, build-asan, build-cuda, build-debug, build-python"
+	@rm -rf build build-asan build-cuda build-debug build-python
