@@ -12,12 +12,15 @@ PYTHON := $(if $(CYFA_TORCH_DIR),python3,.venv/bin/python)
 SETUP := build/.setup-done
 export JOBS PYTHON
 
-.PHONY: help demo test build bench parity baselines-doc cli-doc benchmarks-doc tokenizer format lint gpu-test gpu-bench setup clean
+.PHONY: help demo test build python wheel bench parity baselines-doc cli-doc benchmarks-doc \
+  tokenizer format lint gpu-test gpu-bench setup clean
 
 help:
 	@echo "make demo           set up, build, and see what a CyFA remembers: start here (5 minutes after the build)"
 	@echo "make test           build, check the format, run all tests, also under the sanitizers, compile the CUDA sources"
-	@echo "make build          build the program build/cyfa and the library build/libcyfa_ops.so"
+	@echo "make build          build the program build/cyfa and the libraries build/libcyfa_{ops,python}.so"
+	@echo "make python         install the Python package into .venv, its Python files from this folder"
+	@echo "make wheel          make a wheel of the Python package in build/wheel"
 	@echo "make bench          measure speed and memory beside baselines on this CPU; writes build/bench.json"
 	@echo "make parity         train every mixer on the same text, seven runs each; prints a table of held-out losses"
 	@echo "make tokenizer      download the Mistral tokenizer (32,000 pieces) to build/tokenizer.model"
@@ -42,7 +45,13 @@ build: $(SETUP)
 	  rm -f build/configure.log build/build.log; \
 	  stage "configuring" build/configure.log cmake --preset release; \
 	  stage "building with $(JOBS) jobs (the first time takes some minutes)" build/build.log \
-	    cmake --build --preset release --parallel $(JOBS) --target cyfa
+	    cmake --build --preset release --parallel $(JOBS) --target cyfa cyfa_python
+
+python: $(SETUP)
+	@$(PYTHON) -m pip install -e .
+
+wheel: $(SETUP)
+	@$(PYTHON) -m pip wheel --no-deps -w build/wheel .
 
 demo: build
 	@scripts/demo.sh
@@ -89,5 +98,5 @@ lint: build
 	@scripts/lint.sh
 
 clean:
-	@echo "== removing build, build-asan, build-cuda, build-debug"
-	@rm -rf build build-asan build-cuda build-debug
+	@echo "== removing build, build-asan, build-cuda, build-debug, build-python"
+	@rm -rf build build-asan build-cuda build-debug build-python

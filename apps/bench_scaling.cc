@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "apps/bench_op.h"
+#include "apps/program.h"
 #include "cyfa/io/json.h"
 
 extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX leaves the declaration to the program
@@ -22,7 +23,8 @@ constexpr int kScalingRepeats = 7;
 
 std::vector<std::string> child_arguments(const BenchOptions& o, int64_t T) {
   const int repeats = o.repeats > 0 ? o.repeats : kScalingRepeats;
-  std::vector<std::string> words = {"cyfa", "bench", "op", "--json", "-"};
+  std::vector<std::string> words = start_words();
+  words.insert(words.end(), {"bench", "op", "--json", "-"});
   const auto add_word = [&](const char* option, const std::string& word) { words.insert(words.end(), {option, word}); };
   const auto add_number = [&](const char* option, int64_t number) { add_word(option, std::to_string(number)); };
   add_word("--op", o.op);
@@ -43,7 +45,7 @@ std::vector<std::string> child_arguments(const BenchOptions& o, int64_t T) {
   return words;
 }
 
-// Runs this program with other arguments and returns its standard output.
+// Runs a command line and returns its standard output.
 std::string run_child(const std::vector<std::string>& arguments) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
@@ -56,7 +58,7 @@ std::string run_child(const std::vector<std::string>& arguments) {
   for (std::string& argument : copies) argv.push_back(argument.data());
   argv.push_back(nullptr);
   pid_t child = 0;
-  const int error = posix_spawn(&child, "/proc/self/exe", &actions, nullptr, argv.data(), environ);
+  const int error = posix_spawn(&child, argv[0], &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   close(ends[1]);
   std::string out;

@@ -12,6 +12,8 @@
 namespace cyfa::app {
 namespace {
 
+constexpr int kWatched[] = {SIGINT, SIGTERM, SIGHUP};
+
 // Never destroyed: the watching thread may still wait for it while the process exits.
 std::mutex& writing() {
   static auto* mutex = new std::mutex;
@@ -35,9 +37,16 @@ bool goes_on() {
 sigset_t watched() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
+  for (const int signal : kWatched) sigaddset(&set, signal);
   return set;
 }
+
+// The thread that watches. Never joined: it ends with the process.
+pthread_t watcher;
+
+// Threads from before watch_signals(), such as those that numpy starts when Python imports it, do not block the signals; one that gets a
+// signal passes it on.
+void pass_on(int signal) { pthread_kill(watcher, signal); }
 
 // Ends the process by the signal itself, so that a shell or make sees the cause.
 void watch(sigset_t set) {
@@ -59,7 +68,15 @@ void watch_signals() {
   std::signal(SIGPIPE, SIG_DFL);  // a parent may have it ignored
   const sigset_t set = watched();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  std::thread(watch, set).detach();
+  std::thread thread(watch, set);
+  watcher = thread.native_handle();
+  thread.detach();
+  // In place of other handlers: Python's would wait for the interpreter.
+  struct sigaction action = {};
+  action.sa_handler = pass_on;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (const int signal : kWatched) sigaction(signal, &action, nullptr);
 }
 
 GracefulStop::GracefulStop(const char* words) {

@@ -7,7 +7,7 @@ namespace cyfa::app {
 
 // Handles SIGINT, SIGTERM and SIGHUP for the whole process, and ignores SIGXFSZ, so that writing beyond the file size limit (ulimit -f)
 // fails with an error, as on a full disk. A reader that closes its end of a pipe, as `| head` does, ends the program silently (SIGPIPE).
-// Call it before any other thread starts.
+// The calling thread and those that it starts are not disturbed by the signals; call it before work starts.
 void watch_signals();
 
 // Delays signals while it exists.

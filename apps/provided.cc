@@ -1,5 +1,8 @@
 #include "apps/provided.h"
 
+#include <dlfcn.h>
+#include <link.h>
+
 #include <algorithm>
 #include <stdexcept>
 
@@ -21,20 +24,21 @@ constexpr Kind kConfig = {"model", "configs", ".json",
                           "`cyfa models` lists the names of configs; a path names a config file or checkpoint"};
 constexpr Kind kRecipe = {"recipe", "recipes", ".toml", "wanted a file (TOML)"};
 
-// The folder of this kind beside an installed program, above a build folder, or in the source tree of the build; empty if there is none.
-fs::path provided_folder(const Kind& kind) {
+// The file that this code is in: the executable, or the library that Python has loaded.
+fs::path this_file() {
+  Dl_info info;
+  link_map* file = nullptr;
+  const bool found = dladdr1(&kConfig, &info, reinterpret_cast<void**>(&file), RTLD_DL_LINKMAP) != 0;
+  if (found && file->l_name[0] != '\0') return file->l_name;
   std::error_code error;
-  const fs::path above = fs::read_symlink("/proc/self/exe", error).parent_path().parent_path();
-  for (const fs::path& root : {above / "share/cyfa", above, fs::path(CYFA_SOURCE_DIR)}) {
-    if (fs::is_directory(root / kind.folder, error)) return root / kind.folder;
-  }
-  return {};
+  return fs::read_symlink("/proc/self/exe", error);  // the dynamic linker gives the executable no name
 }
 
 std::vector<fs::path> provided_files(const Kind& kind) {
   std::vector<fs::path> files;
-  const fs::path folder = provided_folder(kind);
-  if (folder.empty()) return files;
+  std::error_code error;
+  const fs::path folder = provided_folder() / kind.folder;
+  if (!fs::is_directory(folder, error)) return files;
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() == kind.extension) files.push_back(entry.path());
   }
@@ -60,6 +64,15 @@ fs::path path_of(const Kind& kind, const std::string& given) {
 }
 
 }  // namespace
+
+fs::path provided_folder() {
+  std::error_code error;
+  const fs::path above = this_file().parent_path().parent_path();
+  for (const fs::path& root : {above / "share/cyfa", above}) {
+    if (fs::is_directory(root / kConfig.folder, error)) return root;
+  }
+  return CYFA_SOURCE_DIR;
+}
 
 std::vector<fs::path> provided_configs() {
   std::vector<fs::path> files = provided_files(kConfig);

@@ -7,8 +7,11 @@
 
 namespace cyfa::app {
 
-// The config files that come with the program, in the order of their names. They are found from any working directory: in share/cyfa beside
-// the folder of an installed program, else in the source tree.
+// The folder that holds configs/ and recipes/: share/cyfa beside the folder of the installed program, or of the library of the Python
+// package; else the source tree.
+std::filesystem::path provided_folder();
+
+// The config files that come with the program, in the order of their names. They are found from any working directory.
 std::vector<std::filesystem::path> provided_configs();
 
 // A model as the user names it: a config file or a checkpoint directory, or, if there is no such path, a config that comes with the program

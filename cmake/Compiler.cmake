@@ -1,11 +1,12 @@
 # Warnings, sanitizers and ccache for all targets of the project.
 add_library(cyfa_flags INTERFACE)
-target_compile_options(cyfa_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Woverloaded-virtual -Werror>)
+set(warnings -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Woverloaded-virtual -Werror)
+target_compile_options(cyfa_flags INTERFACE "$<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:${warnings}>>")
 # GCC 12 reports an overlapping copy in `"literal" + std::string` at -O3 where there is none (GCC bug 105651).
-target_compile_options(cyfa_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>)
-target_include_directories(cyfa_flags INTERFACE ${CMAKE_SOURCE_DIR})
-target_compile_definitions(cyfa_flags INTERFACE CYFA_VERSION="${PROJECT_VERSION}")
+target_compile_options(cyfa_flags INTERFACE $<BUILD_INTERFACE:$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict>>)
+target_include_directories(cyfa_flags INTERFACE $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}> $<INSTALL_INTERFACE:include>)
+target_compile_features(cyfa_flags INTERFACE cxx_std_20)
+target_compile_definitions(cyfa_flags INTERFACE $<BUILD_INTERFACE:CYFA_VERSION="${PROJECT_VERSION}">)
 if(CYFA_SANITIZE)
   target_compile_options(cyfa_flags INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
   target_link_options(cyfa_flags INTERFACE -fsanitize=address,undefined)

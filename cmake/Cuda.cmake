@@ -16,6 +16,6 @@ string(APPEND CMAKE_CUDA_FLAGS " ${cuda_flags}")
 
 # For targets that include CUDA headers or contain kernels.
 find_package(CUDAToolkit REQUIRED)
-add_library(cyfa_cuda INTERFACE)
+add_library(cyfa_cuda INTERFACE IMPORTED GLOBAL)
 target_include_directories(cyfa_cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(cyfa_cuda INTERFACE CUDA::cudart_static)

@@ -1,12 +1,20 @@
 # The target cyfa_torch, made from the include/ and lib/ folders of a torch wheel. It works for CPU and CUDA wheels alike; torch's own
-# TorchConfig.cmake also requires a full CUDA toolkit (cuBLAS etc.), which is not needed to compile these kernels.
-if(NOT CYFA_TORCH_DIR)
+# TorchConfig.cmake also requires a full CUDA toolkit (cuBLAS etc.), which is not needed to compile these kernels. Installed with the
+# libraries, this file also serves find_package(cyfa).
+#
+# The torch is that of CYFA_TORCH_DIR, else of the interpreter Python_EXECUTABLE, which scikit-build-core gives, else of .venv, else of
+# python3.
+if(NOT CYFA_TORCH_DIR AND NOT Python_EXECUTABLE)
   file(GLOB CYFA_TORCH_DIR ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
-  if(NOT CYFA_TORCH_DIR)
-    find_program(CYFA_PYTHON python3)
-    execute_process(COMMAND ${CYFA_PYTHON} -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
-      OUTPUT_VARIABLE CYFA_TORCH_DIR OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
+if(NOT CYFA_TORCH_DIR)
+  find_program(CYFA_PYTHON3 python3)
+  set(python ${CYFA_PYTHON3})
+  if(Python_EXECUTABLE)
+    set(python ${Python_EXECUTABLE})
   endif()
+  execute_process(COMMAND ${python} ${CMAKE_CURRENT_LIST_DIR}/find_torch.py
+    OUTPUT_VARIABLE CYFA_TORCH_DIR OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 endif()
 if(NOT EXISTS ${CYFA_TORCH_DIR}/include/torch/csrc/api/include/torch/torch.h)
   message(FATAL_ERROR "torch was not found. Run `make setup`, or pass -DCYFA_TORCH_DIR=<the folder of the Python package torch>.")
@@ -15,8 +23,31 @@ file(STRINGS ${CYFA_TORCH_DIR}/version.py version_line REGEX "^__version__")
 string(REGEX REPLACE ".*['\"](.*)['\"].*" "\\1" CYFA_TORCH_VERSION "${version_line}")
 message(STATUS "torch ${CYFA_TORCH_VERSION} in ${CYFA_TORCH_DIR}")
 
+if(CYFA_CUDA STREQUAL AUTO)
+  find_program(CYFA_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
+  if(NOT EXISTS ${CYFA_TORCH_DIR}/lib/libtorch_cuda.so)
+    set(reason "this torch has no CUDA")
+  elseif(NOT CYFA_NVCC)
+    set(reason "nvcc was not found")
+  else()
+    execute_process(COMMAND ${CYFA_NVCC} --version OUTPUT_VARIABLE release)
+    string(REGEX REPLACE ".*release ([0-9.]+).*" "\\1" release "${release}")
+    if(release VERSION_LESS 13.0)
+      set(reason "${CYFA_NVCC} is of release ${release}, wanted 13.0 or later")
+    endif()
+  endif()
+  if(reason)
+    set(CYFA_CUDA OFF)
+    message(STATUS "kernels: for CPUs only, because ${reason}")
+  else()
+    set(CYFA_CUDA ON)
+    set(CMAKE_CUDA_COMPILER ${CYFA_NVCC})
+    message(STATUS "kernels: for CPUs and, by ${CYFA_NVCC} of release ${release}, for Hopper GPUs")
+  endif()
+endif()
+
 find_package(OpenMP REQUIRED COMPONENTS CXX)
-add_library(cyfa_torch INTERFACE)
+add_library(cyfa_torch INTERFACE IMPORTED GLOBAL)
 target_include_directories(cyfa_torch SYSTEM INTERFACE ${CYFA_TORCH_DIR}/include ${CYFA_TORCH_DIR}/include/torch/csrc/api/include)
 # at::parallel_for is a header template with an OpenMP pragma: without -fopenmp it would silently run on one thread.
 target_compile_options(cyfa_torch INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${OpenMP_CXX_FLAGS}>)
@@ -26,9 +57,9 @@ if(CYFA_CUDA)
   # The wheel's CUDA libraries come from other wheels, which may be absent when linking.
   target_link_options(cyfa_torch INTERFACE -Wl,--unresolved-symbols=ignore-in-shared-libs)
 endif()
-target_link_options(cyfa_torch INTERFACE -Wl,--no-as-needed -L${CYFA_TORCH_DIR}/lib -Wl,-rpath,${CYFA_TORCH_DIR}/lib)
-target_link_libraries(cyfa_torch INTERFACE ${torch_libraries})
+target_link_options(cyfa_torch INTERFACE -Wl,--no-as-needed)
 list(TRANSFORM torch_libraries REPLACE "(.+)" "${CYFA_TORCH_DIR}/lib/lib\\1.so" OUTPUT_VARIABLE CYFA_TORCH_LIBRARY_FILES)
+target_link_libraries(cyfa_torch INTERFACE ${CYFA_TORCH_LIBRARY_FILES})
 # The process must have one OpenMP runtime: the wheel's own if it brings one.
 file(GLOB torch_gomp ${CYFA_TORCH_DIR}/lib/libgomp*.so*)
 if(torch_gomp)

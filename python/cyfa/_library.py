@@ -1,61 +1,62 @@
 """Loads the compiled library, libcyfa_python, into torch.
 
-The library is beside this file in an installed package, and in build/ in a source tree; the environment variable CYFA_LIBRARY names another
-one. It is built for one minor version of torch, which it is checked against here.
+The library is in lib/ beside this file in an installed package, and in build/ in a source tree, where the one built last is taken; the
+environment variable CYFA_LIBRARY names another one. It is built for one minor version of torch, which it is checked against here.
 """
 
 import os
 import pathlib
-
-import torch
+import sys
 
 NAME = "libcyfa_python.so"
 
+# A process that is the program (`python -m cyfa`, the script `cyfa`) bounds how long its waiting threads spin, as the executable does and
+# with the same figure (apps/spin.cc). libgomp reads the environment when torch loads it, hence here.
+if sys.argv and os.path.basename(sys.argv[0]) in ("-m", "cyfa") and "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+import torch  # noqa: E402: after the lines above
+
 
 def candidates():
-    """Where the library may be, in order of preference."""
+    """Where the library may be."""
     chosen = os.environ.get("CYFA_LIBRARY")
     if chosen:
-        return [pathlib.Path(chosen)]
+        return [pathlib.Path(chosen).resolve()]
     import cyfa
 
     folders = [pathlib.Path(folder) / "lib" for folder in cyfa.__path__]
     root = pathlib.Path(__file__).resolve().parents[2]
-    if (root / "CMakeLists.txt").is_file():
+    if (root / "python/CMakeLists.txt").is_file():
         folders += [root / "build", root / "build-cuda"]
     return [folder / NAME for folder in folders]
 
 
 def load():
-    """Loads the library once; raises ImportError that says how to build it."""
+    """Loads the library once and returns its path; raises ImportError that says how to build it."""
     tried = candidates()
-    path = next((path for path in tried if path.is_file()), None)
-    if path is None:
+    found = [path for path in tried if path.is_file()]
+    if not found:
         raise ImportError(
             "cyfa: the compiled library is missing; looked for " + ", ".join(map(str, tried)) + ". Build it with `pip install .` in the "
-            "source tree of cyfa (with a torch of your own: `pip install --no-build-isolation .`), or with `make build`."
+            "source tree of cyfa, into the environment of the torch that it will run with, or with `make build`."
         )
+    path = max(found, key=lambda path: path.stat().st_mtime)
+    again = "build cyfa again with `pip install --force-reinstall --no-deps .`"
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
         raise ImportError(
-            f"cyfa: {path} does not load into torch {torch.__version__}: {error}. It is built for one minor version of torch; "
-            "build it again with `pip install --no-build-isolation --force-reinstall .`"
+            f"cyfa: {path} does not load into torch {torch.__version__}: {error}. It is built for one minor version of torch; {again}"
         ) from error
     built = torch.ops.cyfa.built_with()
     if built.split(".")[:2] != torch.__version__.split(".")[:2]:
         raise ImportError(
-            f"cyfa: the library was built with torch {built}, and this is torch {torch.__version__}; install torch {built}, or build cyfa "
-            "again with `pip install --no-build-isolation --force-reinstall .`"
+            f"cyfa: {path} was built with torch {built}, and this is torch {torch.__version__}; install torch {built}, or {again}"
         )
     return path
 
 
 def shared_folder():
-    """The folder that holds configs/ and recipes/: in an installed package its own, in a source tree the root."""
-    import cyfa
-
-    for folder in cyfa.__path__:
-        if (pathlib.Path(folder) / "share/configs").is_dir():
-            return pathlib.Path(folder) / "share"
-    return pathlib.Path(__file__).resolve().parents[2]
+    """The folder that holds configs/ and recipes/: in the package, or the source tree."""
+    return pathlib.Path(torch.ops.cyfa.shared_folder())

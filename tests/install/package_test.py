@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Tests how the Python package finds its library, and the program inside of Python.
+
+Usage: package_test.py LIBRARY PYTHON, libcyfa_python.so and an interpreter with torch.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+LIBRARY, PYTHON = sys.argv[1:3]
+PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "python/cyfa"
+
+
+class Package(unittest.TestCase):
+    def python(self, *words, folder=PACKAGE.parent, library=LIBRARY):
+        environment = os.environ | {"PYTHONPATH": str(folder), "CYFA_LIBRARY": library}
+        return subprocess.run([PYTHON, *words], env=environment, capture_output=True, text=True, timeout=300)
+
+    def test_without_a_library_it_says_how_to_build_one(self):
+        with tempfile.TemporaryDirectory() as name:
+            shutil.copytree(PACKAGE, pathlib.Path(name) / "cyfa", ignore=shutil.ignore_patterns("lib"))
+            result = self.python("-c", "import cyfa", folder=name, library="")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("the compiled library is missing", result.stderr)
+        self.assertIn("pip install .", result.stderr)
+
+    def test_another_version_of_torch_is_refused(self):
+        result = self.python("-c", "import torch; torch.__version__ = '9.9.0'; import cyfa")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("this is torch 9.9.0", result.stderr)
+
+    def test_the_program(self):
+        self.assertIn("cyfa-400m", self.python("-m", "cyfa", "models").stdout)
+        self.assertEqual(self.python("-m", "cyfa", "trian").returncode, 2)
+
+
+unittest.main(argv=sys.argv[:1])
