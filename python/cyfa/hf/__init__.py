@@ -1,0 +1,58 @@
+"""Models for Hugging Face transformers (5.22 or later): one config, one model and one cache class for every model type.
+
+    import cyfa.hf                                                     # registers the model types that transformers has not itself
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = cyfa.hf.CyfaForCausalLM.from_pretrained(folder)            # every type: llama, mistral and mamba2 too
+
+    cyfa.hf.CyfaTrainer             transformers' Trainer, with weight decay as the models' tables say
+    cyfa.hf.byte_tokenizer()        the program's tokenizer "bytes"
+    cyfa.hf.lm_eval_main()          the command cyfa-eval: lm-evaluation-harness with these models
+"""
+
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from cyfa import nn
+from cyfa.hf.cache import CyfaCache
+from cyfa.hf.config import CyfaConfig
+from cyfa.hf.model import CyfaForCausalLM
+from cyfa.hf.tokenizer import byte_tokenizer
+
+__all__ = ["CyfaCache", "CyfaConfig", "CyfaForCausalLM", "CyfaTrainer", "byte_tokenizer", "lm_eval_main"]
+
+
+def _register(model_type: str, config, model) -> None:
+    AutoConfig.register(model_type, config, exist_ok=True)
+    AutoModelForCausalLM.register(config, model, exist_ok=True)
+
+
+def _register_types() -> None:
+    """A config and a model class for each type that transformers does not have, under the names of its architecture."""
+    _register(CyfaConfig.model_type, CyfaConfig, CyfaForCausalLM)
+    for kind in nn.model_types():
+        if kind["model_type"] in CONFIG_MAPPING._mapping:
+            continue
+        name = kind["architecture"].removesuffix("ForCausalLM") + "Config"
+        config = type(name, (CyfaConfig,), {"model_type": kind["model_type"], "__module__": __name__, "__doc__": kind["about"]})
+        own = {"config_class": config, "__module__": __name__, "__doc__": kind["about"]}
+        model = type(kind["architecture"], (CyfaForCausalLM,), own)
+        _register(kind["model_type"], config, model)
+        for made in (config, model):
+            globals()[made.__name__] = made
+            __all__.append(made.__name__)
+
+
+def __getattr__(name: str):
+    if name == "CyfaTrainer":  # needs the package accelerate
+        from cyfa.hf.trainer import CyfaTrainer
+
+        return CyfaTrainer
+    if name == "lm_eval_main":  # needs the package lm-eval
+        from cyfa.hf.evaluate import lm_eval_main
+
+        return lm_eval_main
+    raise AttributeError(f"module {__name__} has no attribute {name}")
+
+
+_register_types()

@@ -1,0 +1,91 @@
+"""The config class: the contents of config.json as attributes, checked and completed by the library."""
+
+import dataclasses
+import json
+
+from transformers import PreTrainedConfig
+
+from cyfa import nn
+
+GENERIC = "cyfa"  # the model type of the class that takes every type
+_DEFAULT_TYPE = "cyclic_flow_attention"
+
+# What transformers keeps in a config beside the model's own keys. The library is not told of these.
+_OF_TRANSFORMERS = {field.name for field in dataclasses.fields(PreTrainedConfig)} | {
+    "_attn_implementation_internal",
+    "_commit_hash",
+    "_experts_implementation_internal",
+    "attn_implementation",
+    "auto_map",
+    "experts_implementation",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "per_layer_config",
+    "quantization_config",
+    "torch_dtype",
+    "use_cache",
+}
+
+
+class CyfaConfig(PreTrainedConfig):
+    """The config of a model of any type that the library knows (cyfa.nn.model_types()).
+
+        CyfaConfig.from_pretrained(folder)                          # of a checkpoint
+        CyfaConfig(model_type="gla", hidden_size=512)               # keys as in config.json; the rest are the type's defaults
+        CyfaConfig(**json.loads(cyfa.nn.config_text("cyfa-400m")))  # a config that comes with the package
+
+    Every key of the type is an attribute. A key that the type does not have raises ValueError.
+    """
+
+    model_type = GENERIC
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    use_cache: bool = True
+
+    def __post_init__(self, **kwargs):
+        own = {key: value for key, value in kwargs.items() if key not in _OF_TRANSFORMERS}
+        wanted = type(self).model_type
+        given = own.setdefault("model_type", _DEFAULT_TYPE if wanted == GENERIC else wanted)
+        if wanted not in (GENERIC, given):
+            raise ValueError(f"model_type is {given}, wanted {wanted}; CyfaConfig takes every type")
+        self.model_type = given
+        super().__post_init__(**{key: value for key, value in kwargs.items() if key in _OF_TRANSFORMERS})
+        description = nn.describe(self._encode_special_floats(own))
+        self._architecture = description["architecture"]
+        for key, value in (own | self._decode_special_floats(description["config"])).items():
+            if key != "rope_scaling" or value is not None:  # deprecated: transformers warns of each attribute of that name
+                setattr(self, _attribute(key), value)
+
+    def to_dict(self):
+        output = super().to_dict()
+        output["model_type"] = self.model_type
+        output["architectures"] = [self._architecture]
+        output.pop("_architecture", None)
+        if _attribute("layer_types") in output:
+            output["layer_types"] = output.pop(_attribute("layer_types"))
+        return output
+
+    def text(self) -> str:
+        """The model's own keys as the library takes them (cyfa.nn.config_text)."""
+        own = {key: value for key, value in self.to_dict().items() if key not in _OF_TRANSFORMERS or key == "model_type"}
+        return json.dumps(self._encode_special_floats(own))
+
+    def describe(self) -> dict:
+        """What the library knows of this model: cyfa.nn.describe()."""
+        return nn.describe(json.loads(self.text()))
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, **kwargs):
+        """Reads config.json of a folder or of a repository of the Hub."""
+        keys, kwargs = cls.get_config_dict(pretrained_model_name_or_path, **kwargs)
+        return cls.from_dict(keys, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class="AutoConfig"):
+        """Does nothing: the class is installed with its package, and no checkpoint needs a copy of its source."""
+
+
+def _attribute(key: str) -> str:
+    """The attribute that holds a key. transformers allows `layer_types` only names of its own."""
+    return "layer_kinds" if key == "layer_types" else key
