@@ -64,6 +64,7 @@ int run(int argc, char** argv) {
   cyfa::app::add_generate(app, action);
   cyfa::app::add_prepare(app, action);
   cyfa::app::add_train(app, action);
+  cyfa::app::add_probe(app, action);
   cyfa::app::add_demo(app, action);
   app.footer(kFooter);
   cyfa::app::add_examples(app);
