@@ -3,6 +3,8 @@
 // implementation for both.
 #pragma once
 
+#include <functional>
+
 #include "cyfa/mixers/mixer.h"
 #include "cyfa/mixers/weights.h"
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"
@@ -95,6 +97,13 @@ class Call {
   // Softmax attention with the KV cache in states part (keys), part + 1 (values) and part + 2 (tokens seen).
   at::Tensor attention(size_t part, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window);
 
+  // A look at the clock of a forward: an analysis (cyfa/analysis) sees the increments [B, T, H] that the mixer has computed and returns the
+  // ones that it is to use, the same or others.
+  using ClockHook = std::function<at::Tensor(const at::Tensor& delta)>;
+  void hook_clock(ClockHook hook) { clock_hook_ = std::move(hook); }
+  // The increments to use in place of `delta`.
+  at::Tensor clock(const at::Tensor& delta) const { return clock_hook_ ? clock_hook_(delta) : delta; }
+
   // Direct access to state `part`: before() reads its value before the call (undefined means zeros), after() sets its new value.
   at::Tensor before(size_t part) const;
   void after(size_t part, const at::Tensor& value);
@@ -112,6 +121,7 @@ class Call {
   const MixerState* initial_ = nullptr;
   MixerState final_;
   MixerState* state_ = nullptr;
+  ClockHook clock_hook_;
 };
 
 }  // namespace cyfa

@@ -105,7 +105,7 @@ class CyclicFlowMixer final : public QkvMixer {
     y.in.v = split_heads(y.qkv.v, c_.shape.heads);
     const at::Tensor d = c_.constant_clock ? constant_clock(call).expand(y.in.q.sizes().slice(0, y.in.q.dim() - 1)) : y.qkv[s_.d_proj];
     y.in.beta = ops::sigmoid_gate(y.qkv[s_.b_proj]);
-    y.in.delta = ops::sigmoid_gate(d);
+    y.in.delta = call.clock(ops::sigmoid_gate(d));
     y.in.log_alpha = c_.forget_gate ? ops::decay_gate(y.qkv[s_.a_proj], call[s_.dt_bias], call[s_.A_log])
                                     : at::zeros_like(y.in.beta, y.in.beta.options().dtype(at::kFloat));
     y.in.readout = s_.readout_matrices(call.weights(), call.x().device());

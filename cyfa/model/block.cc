@@ -36,10 +36,24 @@ at::Tensor Block::forward(const Weights& w, const at::Tensor& x, const std::opti
   const ops::WithoutAutocast plain_types;
   at::Tensor y;
   {
-    Call call(w, norm(w, ids_.mixer_norm, x), cu_seqlens, initial, mixer_->state().size());
-    y = x + mixer_->mix(call);
-    *final_state = call.take_final_state();
+    Call mixing = call(w, x, cu_seqlens, initial);
+    y = x + mixer_->mix(mixing);
+    *final_state = mixing.take_final_state();
   }
+  return mlp(w, y);
+}
+
+Call Block::call(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens, const MixerState* initial) const {
+  const ops::WithoutAutocast plain_types;
+  return Call(w, norm(w, ids_.mixer_norm, x), cu_seqlens, initial, mixer_->state().size());
+}
+
+at::Tensor Block::forward(Call& call, const at::Tensor& x) const {
+  const ops::WithoutAutocast plain_types;
+  return mlp(call.weights(), x + mixer_->mix(call));
+}
+
+at::Tensor Block::mlp(const Weights& w, const at::Tensor& y) const {
   if (!has_mlp_) return y;
   const at::Tensor normed = norm(w, ids_.mlp_norm, y);
   return y + ops::linear(ops::swiglu(ops::linear(normed, w[ids_.gate]), ops::linear(normed, w[ids_.up])), w[ids_.down]);
@@ -57,8 +71,8 @@ at::Tensor Block::step(const Weights& w, const at::Tensor& x, MixerState& state)
 Figures Block::health(const Weights& w, const at::Tensor& x) const {
   const ops::WithoutAutocast plain_types;
   const at::NoGradGuard no_grad;
-  Call call(w, norm(w, ids_.mixer_norm, x), std::nullopt, nullptr, mixer_->state().size());
-  return mixer_->health(call);
+  Call mixing = call(w, x);
+  return mixer_->health(mixing);
 }
 
 }  // namespace cyfa

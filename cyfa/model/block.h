@@ -41,6 +41,11 @@ class Block {
   // never modified. Differentiable.
   at::Tensor forward(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens, const MixerState* initial,
                      MixerState* final_state) const;
+  // The same in two parts, for analyses that hook into the mixer's call: the call on norm(x), and what follows from it. `w` must outlive
+  // the call.
+  Call call(const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens = std::nullopt,
+            const MixerState* initial = nullptr) const;
+  at::Tensor forward(Call& call, const at::Tensor& x) const;
   // Decode step: one token of each of B sequences, x [B, D]; `state` is updated in place. No autograd.
   at::Tensor step(const Weights& w, const at::Tensor& x, MixerState& state) const;
 
@@ -49,6 +54,7 @@ class Block {
 
  private:
   at::Tensor norm(const Weights& w, ParameterId weight, const at::Tensor& x) const;
+  at::Tensor mlp(const Weights& w, const at::Tensor& y) const;  // y + SwiGLU(norm(y)), or y if the layer has no MLP
 
   ParameterTable table_;
   std::unique_ptr<Mixer> mixer_;

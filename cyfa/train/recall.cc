@@ -107,7 +107,7 @@ RecallReads recall_reads(const CausalLM& model, const RecallTask& task, const at
   for (size_t layer = 0; layer < model.layers().size(); ++layer) {
     const Block& block = *model.layers()[layer].block;
     const Weights own = model.layers()[layer].weights(w);
-    Call call(own, ops::rms_norm(x, own[block.ids().mixer_norm], block.norm_eps()), std::nullopt, nullptr, block.mixer().state().size());
+    Call call = block.call(own, x);
     const std::optional<ops::CyclicFlowReads> reads = cyclic_flow_reads(block.mixer(), call);
     TORCH_CHECK(reads, "recall_reads: layer ", layer, " is no cyclic flow layer");
     for (int64_t h = 0; h < reads->clock.size(2); ++h) {

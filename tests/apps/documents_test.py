@@ -35,6 +35,7 @@ SHORTER = [
     (r"train .*--from", (r"--from \d+", "--from 1"), "steps=2"),
     (r"show loss", (r"runs/\w+", "run"), ""),
     (r"demo recall", None, "--steps 1"),
+    (r"probe", (r"--(tokens|sequences|held-out) \d+", ""), "--tokens 32 --sequences 2 --held-out 1 --page-tokens 16"),
     (r"generate", (r" -n \d+", ""), "-n 3"),
 ]
 

@@ -14,15 +14,24 @@ at::Tensor normed(const at::Tensor& x, const std::optional<at::Tensor>& weight, 
   return weight ? x * at::rsqrt(x.square().mean(-1, true) + eps) * weight->to(at::kDouble) : x;
 }
 
-// P(age) e_0 for ages [...]: [..., m], the Dirichlet kernel around the row `age`.
-at::Tensor rows_of(const at::Tensor& age, int64_t m) {
-  const at::TensorOptions real(at::kDouble);
-  const at::Tensor distance = at::arange(m, real) - age.remainder(static_cast<double>(m)).unsqueeze(-1);
-  at::Tensor sum = at::ones_like(distance);
-  for (int64_t j = 1; j <= (m - 1) / 2; ++j)
-    sum += 2 * at::cos(distance * (2 * std::numbers::pi * static_cast<double>(j) / static_cast<double>(m)));
-  return sum / static_cast<double>(m);
-}
+// The Dirichlet kernel P(age) e_0 by its frequencies: row r of a write of age clock_t - clock_i is the real part of
+//   sum_j conj(wave_t,j) wave_i,j rows_j,r,   wave_j = exp(i w_j clock),   w_j = 2 pi j / m,
+// so that sums over writes need no table of every pair of tokens and every row.
+struct Waves {
+  Waves(const at::Tensor& clock, int64_t m) {
+    const at::TensorOptions real = clock.options();
+    const auto rows_of_ring = static_cast<double>(m);
+    const at::Tensor w = at::arange((m + 1) / 2, real) * (2 * std::numbers::pi / rows_of_ring);
+    const at::Tensor phase = clock.remainder(rows_of_ring).unsqueeze(-1) * w;
+    wave = at::polar(at::ones_like(phase), phase);
+    const at::Tensor weight = at::full_like(w, 2 / rows_of_ring).index_fill(0, at::zeros({1}, real.dtype(at::kLong)), 1 / rows_of_ring);
+    const at::Tensor angle = w.unsqueeze(1) * at::arange(m, real);
+    rows = at::polar(weight.unsqueeze(1).expand_as(angle).contiguous(), angle);
+  }
+
+  at::Tensor wave;  // [..., T, (m + 1) / 2] complex
+  at::Tensor rows;  // [(m + 1) / 2, m] complex
+};
 
 }  // namespace
 
@@ -41,10 +50,13 @@ CyclicFlowReads cyclic_flow_reads(const CyclicFlowInputs& in, const CyclicFlowOp
 
   // held[t, i]: what is left at token t of the strength of write i.
   const at::Tensor held = ((decay.unsqueeze(3) - decay.unsqueeze(2)).clamp_max(0).exp() * by_head(in.beta).unsqueeze(2)).tril();
-  const at::Tensor rows = rows_of(clock.unsqueeze(3) - clock.unsqueeze(2), m);  // [B, H, T, T, m]
-  const at::Tensor scores = at::matmul((held * at::matmul(q, k.transpose(2, 3))).unsqueeze(3), rows).squeeze(3);
+  const Waves waves(clock, m);
+  const auto complex = [](const at::Tensor& x) { return x.to(at::kComplexDouble); };
+  const at::Tensor sums = at::matmul(complex(held * at::matmul(q, k.transpose(2, 3))), waves.wave) * waves.wave.conj();
+  const at::Tensor scores = at::real(at::matmul(sums, waves.rows));
   const at::Tensor slots = at::matmul(at::softmax(at::matmul(scores, R.transpose(1, 2)), -1), R);
-  const at::Tensor writes = held * at::matmul(rows, slots.unsqueeze(4)).squeeze(4);
+  const at::Tensor turned = at::matmul(complex(slots), waves.rows.t()) * waves.wave.conj();
+  const at::Tensor writes = held * at::real(at::matmul(turned, waves.wave.transpose(2, 3)));
   return {clock.transpose(1, 2), in.beta.to(at::kDouble), slots.transpose(1, 2), writes.transpose(1, 2)};
 }
 

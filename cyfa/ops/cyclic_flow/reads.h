@@ -1,5 +1,5 @@
 // How each token reads the memory of cyclic_flow, for pictures and analyses: the operator's formulas written out over all pairs of tokens,
-// in double precision, without autograd. Time and memory grow with T^2 m.
+// in double precision, without autograd. Time grows with T^2 m, memory with T^2.
 #pragma once
 
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Tests `cyfa probe` from outside, its page in a browser. Usage: probe_test.py PROGRAM [unittest arguments]"""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import unittest
+
+from harness import ROOT, CliTest, run
+
+TEXT = ROOT / "data/alice/alice.txt"
+SMALL = ["--tokens", "64", "--sequences", "4", "--held-out", "2", "-q"]
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Probe(CliTest):
+    def setUp(self):
+        super().setUp()
+        self.model = self.folder / "model"
+        self.check(run("init", "cyfa-bytes-2m", self.model), 0)
+
+    def rows(self, *arguments):
+        result = run("probe", self.model, TEXT, *SMALL, *arguments, "--json")
+        self.check(result, 0)
+        self.assertEqual(result.stderr, "")
+        tables = {}
+        for row in json.loads(result.stdout):
+            tables.setdefault(row["table"], []).append(row)
+        return tables
+
+    def test_tables(self):
+        tables = self.rows()
+        self.assertEqual((tables["probe"][0]["sequences"], tables["probe"][0]["tokens"], tables["probe"][0]["held_out"]), (4, 64, 2))
+        heads = [(layer, head) for layer in range(4) for head in range(3)]
+        for name in ("increments", "variance", "ages", "slots"):
+            self.assertEqual([(row["layer"], row["head"]) for row in tables[name]], heads)
+        self.assertEqual(sum(row["heads"] for row in tables["classes"]), 12)
+        for row in tables["increments"]:
+            self.assertTrue(0 < row["p05"] <= row["mean"] <= row["p95"] < 1, row)
+            dependent = row["p95"] - row["p05"] >= 0.1
+            self.assertEqual(row["class"], "input dependent" if dependent else "other")
+        for row in tables["variance"]:
+            if row["layer"] == 0:  # its clock sees only the token
+                self.assertGreater(row["identity"], 0.999999)
+        original, *others = tables["interventions"]
+        self.assertEqual([row["setting"] for row in tables["interventions"]], ["original", "mean", "shifted", "one"])
+        for row in others:
+            self.assertAlmostEqual(row["change"], row["loss"] - original["loss"], places=9)
+            self.assertEqual(row["worse"], sum(a > b for a, b in zip(row["losses"], original["losses"])))
+        for row in tables["ages"]:
+            self.assertAlmostEqual(sum(row["by_distance"]), 1, places=6)
+        for row in tables["slots"]:
+            self.assertEqual((len(row["used"]), len(row["energy"])), (8, 63))
+
+    def test_a_constant_clock_depends_on_nothing(self):
+        config = json.loads((ROOT / "configs/cyfa-bytes-2m.json").read_text()) | {"clock": "fixed", "rho": 4}
+        (self.folder / "fixed.json").write_text(json.dumps(config))
+        self.model = self.folder / "fixed"
+        self.check(run("init", self.folder / "fixed.json", self.model), 0)
+        tables = self.rows("--only", "variance", "interventions")
+        for row in tables["increments"]:
+            self.assertAlmostEqual(row["mean"], 0.25, places=6)
+            self.assertEqual(row["class"], "other")
+        self.assertNotIn("ages", tables)
+        self.assertNotIn("cases", tables)
+        for row in tables["interventions"][:3]:
+            self.assertAlmostEqual(row["change"], 0, places=6)
+
+    def test_text_and_pictures(self):
+        out = self.folder / "new/out"
+        result = run("probe", self.model, TEXT, *SMALL[:-1], "--page-tokens", "40", "-o", out)
+        self.check(result, 0)
+        for words in ("1. Clock increments", "2. What decides", "3. Interventions", "4. What reads find", "shifted by 31 tokens"):
+            self.assertIn(words, result.stdout)
+        self.assertIn("cyfa: increments", result.stderr)
+        names = sorted(path.name for path in out.iterdir())
+        self.assertEqual(names, ["ages.png", "increments.png", "interventions.png", "page.html", "variance.png"])
+        page = (out / "page.html").read_text()
+        for word in ("http://", "https://", "src=", "@@"):
+            self.assertNotIn(word, page)
+
+    def test_tokens_of_a_folder(self):
+        data = self.folder / "data"
+        self.check(run("prepare", data, TEXT, "--no-begin", "-q"), 0)
+        arguments = [*SMALL, "--only", "variance", "--json"]
+        of_folder, of_file = run("probe", self.model, data, *arguments), run("probe", self.model, TEXT, *arguments)
+        self.check(of_folder, 0)
+        self.assertEqual(json.loads(of_folder.stdout)[1:], json.loads(of_file.stdout)[1:])
+
+    def test_errors(self):
+        other = self.folder / "other"
+        config = json.loads((ROOT / "configs/parity/gla.json").read_text())
+        (self.folder / "gla.json").write_text(json.dumps(config))
+        self.check(run("init", self.folder / "gla.json", other), 0)
+        self.check_error(run("probe", other, TEXT), "gla", "no clock", "cyclic_flow_attention")
+        short = self.folder / "short.txt"
+        short.write_text("too short")
+        self.check_error(run("probe", self.model, short), "short.txt", "holds 9 tokens")
+        self.check_error(run("probe", self.model, TEXT, "--sequences", "100000"), "alice.txt", "wanted 100000 to analyse")
+        self.check_error(run("probe", self.model, self.folder / "absent"), "absent")
+        self.check_error(run("probe", self.model, TEXT, "--only", "agse"), "agse", "ages")
+        self.check_error(run("probe", self.model, TEXT, *SMALL, "--shift", "126"), "126", "moves nothing")
+        self.check_error(run("probe", self.model, TEXT, *SMALL, "-o", short), "short.txt")
+
+    @unittest.skipUnless(BROWSER, "no chromium")
+    def test_the_page_in_a_browser(self):
+        out = self.folder / "out"
+        self.check(run("probe", self.model, TEXT, *SMALL, "--page-tokens", "40", "-o", out, "--only", "page"), 0)
+        page = (out / "page.html").as_uri()
+        arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
+        command = [BROWSER, *arguments, f"--user-data-dir={self.folder / 'browser'}", f"{page}#head=4&token=30"]
+        found = subprocess.run(command, capture_output=True, timeout=300, check=True)
+        dom = found.stdout.decode()
+        body = re.search(r"<body[^>]*>", dom)[0]
+        self.assertIn('data-ready="yes"', body)
+        self.assertIn('data-head="L1H1"', body)
+        self.assertIn('data-token="30"', body)
+        self.assertIn("token 31 of 40", dom)
+        # The text on the page is the text.
+        shown = re.search(r'<div id="text">(.*?)</div>', dom, re.DOTALL)[1]
+        self.assertEqual(html.unescape(re.sub(r"<[^>]*>", "", shown)), TEXT.read_text()[:40])
+        data = json.loads(re.search(r'id="data">(.*?)</script>', dom, re.DOTALL)[1])
+        writers = data["heads"][4]["writers"][30]
+        table = re.search(r'<table id="writers">(.*?)</table>', dom, re.DOTALL)[1]
+        self.assertEqual(re.findall(r"<td>(-?\d\.\d{3})</td></tr>", table), [f"{weight:.3f}" for _, weight in writers])
+
+
+if __name__ == "__main__":
+    if not BROWSER:
+        print("SKIPPED: the page of cyfa probe in a browser: chromium is not installed", flush=True)
+    unittest.main()
