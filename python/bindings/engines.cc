@@ -29,6 +29,9 @@ std::unique_ptr<CausalLM> model_of(const std::string& config, const TensorVector
     ops::check::fail("engine", "got " + std::to_string(parameters.size()) + " parameters, wanted " + std::to_string(specs.size()));
   }
   for (size_t i = 0; i < specs.size(); ++i) {
+    if (parameters[i].is_meta()) {
+      ops::check::fail("engine", specs[i].name + " is on the meta device and has no values; call to_empty(device=...), then set them");
+    }
     if (parameters[i].sizes() != at::IntArrayRef(specs[i].shape)) {
       ops::check::fail("engine", specs[i].name + " has shape " + c10::str(parameters[i].sizes()) + ", wanted " +
                                      c10::str(at::IntArrayRef(specs[i].shape)));
@@ -137,24 +140,31 @@ class Training : public torch::CustomClassHolder {
   bool begun_ = false;
 };
 
+// An op that calls a method of a class. As methods of the class they would lose the type of exceptions: torch makes all of them
+// RuntimeError there, and bad arguments are a ValueError.
+template <class Class, class Result, class... Arguments>
+auto method(Result (Class::*function)(Arguments...)) {
+  return [function](const c10::intrusive_ptr<Class>& self, std::decay_t<Arguments>... arguments) -> Result {
+    return (self.get()->*function)(arguments...);
+  };
+}
+
 TORCH_LIBRARY_FRAGMENT(cyfa, library) {
-  library.class_<Decoding>("Decoding")
-      .def("step", &Decoding::step)
-      .def("sequences", &Decoding::sequences)
-      .def("select", &Decoding::select)
-      .def("states", &Decoding::states);
-  library.class_<Steps>("StepEngine")
-      .def(torch::init<std::string, TensorVector, std::optional<int64_t>, std::string, bool>())
-      .def("name", &Steps::name)
-      .def("path", &Steps::path)
-      .def("notes", &Steps::notes)
-      .def("begin", &Steps::begin);
-  library.class_<Training>("TrainEngine")
-      .def(torch::init<std::string, TensorVector, std::optional<int64_t>, std::string, bool>())
-      .def("name", &Training::name)
-      .def("notes", &Training::notes)
-      .def("begin_step", &Training::begin_step)
-      .def("loss", &Training::loss);
+  library.class_<Decoding>("Decoding");
+  library.class_<Steps>("StepEngine").def(torch::init<std::string, TensorVector, std::optional<int64_t>, std::string, bool>());
+  library.class_<Training>("TrainEngine").def(torch::init<std::string, TensorVector, std::optional<int64_t>, std::string, bool>());
+  library.def("decoding_step", method(&Decoding::step));
+  library.def("decoding_sequences", method(&Decoding::sequences));
+  library.def("decoding_select", method(&Decoding::select));
+  library.def("decoding_states", method(&Decoding::states));
+  library.def("steps_name", method(&Steps::name));
+  library.def("steps_path", method(&Steps::path));
+  library.def("steps_notes", method(&Steps::notes));
+  library.def("steps_begin", method(&Steps::begin));
+  library.def("training_name", method(&Training::name));
+  library.def("training_notes", method(&Training::notes));
+  library.def("training_begin_step", method(&Training::begin_step));
+  library.def("training_loss", method(&Training::loss));
 }
 
 }  // namespace

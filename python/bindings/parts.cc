@@ -91,6 +91,15 @@ void check_parameters(const Part& part, at::TensorList params) {
   }
 }
 
+// Throws unless x is what the part reads: ids [B, T] or hidden states [B, T, D].
+void check_input(const Part& part, const Tensor& x) {
+  if (part.kind == Kind::kEmbed) return;  // embed() checks ids
+  const int64_t width = part.model->config().backbone.hidden_size;
+  if (x.dim() == 3 && x.sym_sizes()[2] == width && x.is_floating_point()) return;
+  ops::check::fail(kOp, std::string("x has shape ") + c10::str(x.sym_sizes()) + " and type " + c10::toString(x.scalar_type()) +
+                            ", wanted [B, T, hidden_size] = [B, T, " + std::to_string(width) + "] of a floating-point type");
+}
+
 Weights weights_of(const Part& part, at::TensorList params) {
   TensorVector all(part.model->table().specs().size());
   const std::vector<ParameterId> ids = part.ids();
@@ -227,14 +236,15 @@ TensorVector part_entry(const Tensor& x, at::TensorList params, at::TensorList s
                         c10::string_view name, int64_t layer, OptionalType compute, const OptionalTensor& noise, bool final_state,
                         bool recompute) {
   const Part part(config, name, layer, compute, noise);
+  check_input(part, x);
   check_parameters(part, params);
   if (part.kind == Kind::kLoss && !extra) ops::check::fail(kOp, "the loss has no targets; pass them as extra");
   const at::ScalarType activation = activation_of(part, x, params);
   const bool traced = without_data(x);
   if (!traced && !recompute) return run(part, x, params, state, extra, activation, final_state);
   if (!state.empty() || (final_state && part.has_layer())) {
-    ops::check::fail(kOp, std::string(traced ? "torch.compile and meta tensors" : "recompute") +
-                              " take no initial state and give no final state; pass final_state=False and no state");
+    ops::check::fail(kOp, std::string(traced ? "torch.compile and meta tensors take" : "recompute takes") +
+                              " no states; pass none and return_state=False");
   }
   return {OpaquePart::apply(x, params, extra, std::string(config), std::string(name), layer, compute, activation, noise)};
 }

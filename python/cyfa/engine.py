@@ -7,9 +7,13 @@ from torch import Tensor
 
 from cyfa.nn import LanguageModel
 
+_ops = torch.ops.cyfa
+
 
 def _type_number(dtype: Optional[torch.dtype]) -> Optional[int]:
     """The dtype as classes of torch take it."""
+    if dtype is not None and dtype not in _NUMBERS:
+        raise ValueError(f"compute is {dtype}, wanted {', '.join(map(str, _NUMBERS))} or None")
     return None if dtype is None else _NUMBERS[dtype]
 
 
@@ -41,20 +45,21 @@ class TrainEngine:
     @property
     def name(self) -> str:
         """"sm90" or "portable"."""
-        return self._engine.name()
+        return _ops.training_name(self._engine)
 
     def notes(self) -> list[str]:
         """What the engine runs as the plain model does, and why."""
-        return self._engine.notes()
+        return _ops.training_notes(self._engine)
 
     def begin_step(self) -> None:
         """Reads the parameters' current values, which the losses use until the next call. Call it after each change of the parameters."""
-        self._engine.begin_step(int(torch.randint(2**62, ())) if self._draws_noise and self.model.training else None)
+        noise = int(torch.randint(2**62, ())) if self._draws_noise and self.model.training else None
+        _ops.training_begin_step(self._engine, noise)
 
     def loss(self, inputs: Tensor, targets: Tensor, cu_seqlens: Optional[Tensor] = None) -> Tensor:
         """Mean cross-entropy of targets [B, T] given inputs [B, T]; targets of -100 are ignored. With cu_seqlens, the rows are concatenated
         to packed sequences."""
-        return self._engine.loss(inputs, targets, cu_seqlens)
+        return _ops.training_loss(self._engine, inputs, targets, cu_seqlens)
 
 
 def train_engine(
@@ -81,18 +86,18 @@ class Decoding:
     def step(self, ids: Tensor) -> Tensor:
         """One token of each sequence, ids [B], to the logits [B, vocab_size] of the next, in float32. On a GPU the next step may overwrite
         them."""
-        return self._inner.step(ids)
+        return _ops.decoding_step(self._inner, ids)
 
     def select(self, sequences: list[int]) -> None:
         """Copies of these sequences, in this order, become the batch."""
-        self._inner.select(sequences)
+        _ops.decoding_select(self._inner, sequences)
 
     def states(self) -> list[Tensor]:
         """Copies of all state tensors, layer by layer."""
-        return self._inner.states()
+        return _ops.decoding_states(self._inner)
 
     def __len__(self) -> int:
-        return self._inner.sequences()
+        return _ops.decoding_sequences(self._inner)
 
 
 class StepEngine:
@@ -107,16 +112,16 @@ class StepEngine:
     @property
     def name(self) -> str:
         """"sm90" or "portable", with "+graph" where steps are replayed from a CUDA graph."""
-        return self._engine.name()
+        return _ops.steps_name(self._engine)
 
     def path(self, sequences: int) -> str:
         """How a step of this many sequences runs, in words."""
-        return self._engine.path(sequences)
+        return _ops.steps_path(self._engine, sequences)
 
     def notes(self) -> list[str]:
         """Where the engine runs as the plain model does, and why."""
-        return self._engine.notes()
+        return _ops.steps_notes(self._engine)
 
     def begin(self, sequences: int, states: Optional[list[Tensor]] = None) -> Decoding:
         """Starts decoding from states, layer by layer as a forward returns them, which are copied; default: from empty ones."""
-        return Decoding(self._engine.begin(sequences, list(states or [])))
+        return Decoding(_ops.steps_begin(self._engine, sequences, list(states or [])))

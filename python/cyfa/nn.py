@@ -299,6 +299,12 @@ class CausalLM(LanguageModel, nn.Module):
         _checkpoint.load(model, pathlib.Path(folder), device=device, dtype=dtype)
         return model
 
+    def reset_parameters(self) -> None:
+        """Draws all parameters from torch's generator, say after to_empty() of a model made on the meta device."""
+        for module in self.modules():
+            if isinstance(module, Part):
+                module.reset_parameters()
+
     def initial_state(self, sequences: int) -> list[list[Tensor]]:
         """The empty state of `sequences` sequences, layer by layer."""
         return [block.initial_state(sequences) for block in self.blocks]
@@ -321,6 +327,8 @@ class CausalLM(LanguageModel, nn.Module):
             return_state: also return the state after the last token.
             recompute: activation checkpointing: backward computes each block again.
         """
+        if state is not None and len(state) != len(self.blocks):
+            raise ValueError(f"state has {len(state)} layers, wanted {len(self.blocks)}, as initial_state() returns them")
         x = self.embeddings(ids)
         after = []
         for i, block in enumerate(self.blocks):
@@ -336,7 +344,7 @@ class CausalLM(LanguageModel, nn.Module):
 
 
 def optimizer_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Parameter groups for an optimizer: matrices with weight decay; gates, norms, biases and convolutions without, as the table says."""
+    """Parameter groups for an optimizer: those that the table decays, then norms, biases and rates of gates, without decay."""
     decays = {}
     for module in model.modules():
         if isinstance(module, Part):

@@ -20,6 +20,15 @@ from torch import Tensor
 _ops = torch.ops.cyfa
 
 
+def _refuse_transforms(op: str) -> None:
+    """Throws inside vmap, grad, jvp and the like. They batch or differentiate an op by rules of its own, which these have not."""
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            f"cyfa.ops.{op}: vmap and the other transforms of torch.func are not supported; use the batch dimension B in place of vmap, and "
+            "Tensor.backward() or torch.autograd.grad() in place of torch.func.grad"
+        )
+
+
 class CyclicFlowState(NamedTuple):
     """The memory of N sequences."""
 
@@ -47,6 +56,7 @@ def cyclic_flow(
     scale: Optional[float] = None,
     norm_eps: float = 1e-6,
     final_state: bool = True,
+    save_scores: bool = True,
     backend: str = "auto",
 ) -> tuple[Tensor, Optional[CyclicFlowState]]:
     """Cyclic Flow Attention over whole sequences.
@@ -63,10 +73,12 @@ def cyclic_flow(
         cu_seqlens: [N + 1] integers, the bounds of packed sequences; B is 1 then. Empty sequences are allowed.
         scale: factor of the dot products; default K ** -0.5.
         final_state: whether to compute the memory after the last token.
+        save_scores: whether forward keeps the slot scores, M numbers a token and head, for backward, which otherwise computes them again.
 
     Returns:
         o [B, T, H, V], and the final state, or None.
     """
+    _refuse_transforms("cyclic_flow")
     before = initial_state if initial_state is not None else (None, None, None)
     o, state_k, state_v, clock = _ops.cyclic_flow(
         q,
@@ -85,6 +97,7 @@ def cyclic_flow(
         scale=scale,
         norm_eps=norm_eps,
         final_state=final_state,
+        save_scores=save_scores,
         backend=backend,
     )
     return o, CyclicFlowState(state_k, state_v, clock) if final_state else None
@@ -118,6 +131,7 @@ def cyclic_flow_step(
     Returns:
         o [B, H, V].
     """
+    _refuse_transforms("cyclic_flow_step")
     return _ops.cyclic_flow_step(
         q,
         k,
@@ -186,9 +200,11 @@ def _define_recurrence(entry):
     of_steps = "".join(f"\n        {a['name']}: {_SHAPES[a['shape']].replace('T, ', '')}." for a in own)
 
     def whole(*arguments, **options):
+        _refuse_transforms(name)
         return op(*arguments, **options)
 
     def one_token(*arguments, **options):
+        _refuse_transforms(name + "_step")
         return step(*arguments, **options)
 
     whole.__doc__ = f"""{entry["definition"]}, o_t = S_t^T (scale q_t), over whole sequences.
