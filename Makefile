@@ -90,7 +90,7 @@ gpu-bench:
 format: $(SETUP)
 	@scripts/setup.sh clang-format
 	@echo "== formatting"
-	@find apps bench cyfa tests -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | sort | \
+	@find apps bench cyfa python tests -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | sort | \
 	  xargs "$$(command -v clang-format-14 || echo clang-format)" -i
 
 lint: build

@@ -11,7 +11,7 @@ failed=0
 program=$(command -v "clang-format-$version" || command -v clang-format || true)
 found=$([[ -z $program ]] || "$program" --version | sed -nE 's/.*version ([0-9]+)\..*/\1/p')
 if [[ $found == "$version" ]]; then
-  find apps bench cyfa tests -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | sort |
+  find apps bench cyfa python tests -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh' | sort |
     xargs "$program" --dry-run -Werror || failed=1
 elif [[ -n $found ]]; then
   echo "SKIPPED: clang-format (version $found is installed, the check needs $version)"

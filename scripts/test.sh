@@ -16,7 +16,8 @@ scripts/check_format.sh
 step "tests (release build)"
 ctest --test-dir build --output-on-failure -j "$jobs" -LE gpu --no-tests=error
 # ctest hides the output of passing programs: print what they skipped, and why.
-awk '/: Skipped$/ { getline; print "SKIPPED: " $0 } /^SKIPPED( \[[0-9]+\]|: )|\(skipped=/' build/Testing/Temporary/LastTest.log | sort | uniq -c
+awk '/: Skipped$/ { getline; print "SKIPPED: " $0 } /^SKIPPED( \[[0-9]+\]|: )|\(skipped=/' build/Testing/Temporary/LastTest.log |
+  sort | uniq -c
 
 if [[ -z ${CYFA_TEST_FAST:-} ]]; then
   step "building the tests with the address and undefined-behaviour sanitizers"

@@ -46,8 +46,8 @@ class Weights {
   std::optional<uint64_t> noise_;
 };
 
-// Weights of `tensors`, the parameters of `specs` in order: matrices converted to `compute` (default: their stored type), everything else to
-// fp32 (or fp64 if stored in fp64). The casts are differentiable. Undefined tensors stay undefined.
+// Weights of `tensors`, the parameters of `specs` in order: matrices converted to `compute` (default: their stored type), everything else
+// to fp32 (or fp64 if stored in fp64). The casts are differentiable. Undefined tensors stay undefined.
 Weights converted_weights(const std::vector<ParameterSpec>& specs, std::vector<at::Tensor> tensors, std::optional<at::ScalarType> compute);
 
 // A seed that depends on both numbers; seeds of neighbouring numbers are unrelated.

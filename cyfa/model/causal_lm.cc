@@ -49,9 +49,7 @@ void CausalLM::initialise(uint64_t seed, at::ScalarType dtype, at::Device device
   }
 }
 
-Weights CausalLM::weights(std::optional<at::ScalarType> compute) const {
-  return converted_weights(table_.specs(), parameters_, compute);
-}
+Weights CausalLM::weights(std::optional<at::ScalarType> compute) const { return converted_weights(table_.specs(), parameters_, compute); }
 
 ModelState CausalLM::initial_state(int64_t sequences) const {
   ModelState state;

@@ -31,8 +31,8 @@ class TrainEngine:
             loss.backward()
             optimizer.step()
 
-    The model's parameters stay ordinary nn.Parameters: backward fills their `grad`, in float32. Where the engine fuses weights, their `grad`
-    are views of one array, which begin_step() sets to zero; they remain the same tensors from step to step.
+    The model's parameters stay ordinary nn.Parameters: backward fills their `grad`, in float32. Where the engine fuses weights, their
+    `grad` are views of one array, which begin_step() sets to zero; they remain the same tensors from step to step.
     """
 
     def __init__(self, model: LanguageModel, compute: Optional[torch.dtype], engine: str, recompute: bool):

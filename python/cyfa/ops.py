@@ -1,8 +1,8 @@
 """The operators: Cyclic Flow Attention and the recurrences of its baselines, as functions of tensors.
 
 All of them are differentiable in every floating-point input, run on the CPU and on NVIDIA GPUs, and work with torch.compile, autocast (they
-choose their own types), no_grad, inference_mode and activation checkpointing. A second derivative and vmap are refused. Steps, for decoding,
-update their state in place and have no gradient.
+choose their own types), no_grad, inference_mode and activation checkpointing. A second derivative and vmap are refused. Steps, for
+decoding, update their state in place and have no gradient.
 
 Shapes: B batch, T tokens, N sequences (B, or as many as `cu_seqlens` bounds), H heads, K and V widths of a head, M stored slots, m = M - 1
 active slots. q, k and v are all float64, all float32 or all bfloat16; states are float32 (float64 for float64), clocks float64.
@@ -24,7 +24,7 @@ def _refuse_transforms(op: str) -> None:
     """Throws inside vmap, grad, jvp and the like. They batch or differentiate an op by rules of its own, which these have not."""
     if torch._C._are_functorch_transforms_active():
         raise NotImplementedError(
-            f"cyfa.ops.{op}: vmap and the other transforms of torch.func are not supported; use the batch dimension B in place of vmap, and "
+            f"cyfa.ops.{op}: vmap and other transforms of torch.func are not supported; use the batch dimension B in place of vmap, and "
             "Tensor.backward() or torch.autograd.grad() in place of torch.func.grad"
         )
 

@@ -13,9 +13,12 @@ namespace {
 bool records(const at::Tensor& x) { return at::GradMode::is_enabled() && x.requires_grad(); }
 bool is_leaf(const at::Tensor& x) { return x.is_leaf() || (x.is_view() && x._base().is_leaf()); }
 
+// A meta tensor, or a fake one of torch.compile, whose sizes may be symbols.
+bool has_no_data(const at::Tensor& x) { return x.is_meta() || x.unsafeGetTensorImpl()->has_symbolic_sizes_strides(); }
+
 // The bytes from a tensor's first element to its last; empty for a tensor without memory.
 std::pair<uintptr_t, uintptr_t> bytes_of(const at::Tensor& x) {
-  if (!x.defined() || x.numel() == 0 || x.is_meta()) return {0, 0};
+  if (!x.defined() || has_no_data(x) || x.numel() == 0) return {0, 0};
   int64_t last = 0;
   for (int64_t d = 0; d < x.dim(); ++d) last += (x.size(d) - 1) * x.stride(d);
   const auto first = reinterpret_cast<uintptr_t>(x.const_data_ptr());
@@ -59,7 +62,7 @@ void written(const char* op, const std::vector<NamedTensor>& written, const std:
                    " without recording gradients (torch.no_grad)");
     }
     torch::autograd::check_inplace(x, true);
-    if (at::has_internal_overlap(x) == at::MemOverlap::Yes)
+    if (!has_no_data(x) && at::has_internal_overlap(x) == at::MemOverlap::Yes)
       fail(op, std::string(name) + " has elements that share memory (an expanded tensor), wanted memory of its own: clone() it");
     for (size_t j = 0; j < i; ++j) refuse_shared(written[i], written[j]);
     for (const NamedTensor& other : read) refuse_shared(written[i], other);

@@ -163,7 +163,7 @@ at::Tensor step_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                      const std::optional<at::Tensor>& q_norm_weight, const std::optional<at::Tensor>& k_norm_weight, std::optional<double>,
                      double, c10::string_view) {
   check_all({q, k, v, log_alpha, delta, beta, table, q_norm_weight, k_norm_weight}, {state_k, state_v, clock});
-  return at::empty(v.sizes(), v.options());
+  return at::empty_symint(v.sym_sizes(), v.options());
 }
 
 }  // namespace

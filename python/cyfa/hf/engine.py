@@ -11,8 +11,8 @@ from cyfa.engine import StepEngine
 class KeptEngine:
     """Prepares a model's step engine when generate() first steps, and keeps it while the weights stay as they are.
 
-    A weight has changed if it is another tensor or was written to since; both are looked at once in each generate(). Copies and pickles of a
-    model begin without an engine.
+    A weight has changed if it is another tensor or was written to since; both are looked at once in each generate(). Copies and pickles of
+    a model begin without an engine.
     """
 
     def __init__(self):
