@@ -14,8 +14,13 @@ build/cyfa demo recall -o "$out/recall.png"
 step "2. How it works: writes move through the slots as the clock runs: build/cyfa show clock"
 build/cyfa show clock -o "$out/clock.png" | tail -n 1
 
+step "3. A trained model's clock on a text it has never seen: build/cyfa probe models/cyfa-4m data/alice/alice.txt"
+build/cyfa probe models/cyfa-4m data/alice/alice.txt --tokens 512 --sequences 4 --held-out 2 -q -o "$out/probe" > "$out/probe.txt"
+sed -n '/^L3H2, /,/^$/p' "$out/probe.txt" | head -n 3
+sed -n '/^3\. /,/^$/p' "$out/probe.txt"
+
 text=${DEMO_TEXT:-data/alice/alice.txt}
-step "3. A small language model learns to write like $text: build/cyfa prepare, train, generate"
+step "4. A small language model learns to write like $text: build/cyfa prepare, train, generate"
 # The last twentieth of the lines is kept for validation.
 lines=$(wc -l < "$text")
 head -n $((lines - lines / 20)) "$text" > "$out/train.txt"
@@ -35,6 +40,7 @@ cat << END
 == pictures to open
   $out/recall.png      why the CyFA finds the answers: pairs in their slots, the clock, and what each question reads
   $out/clock.png       one head's memory while its clock runs
+  $out/probe/page.html the text coloured by clock increments, with the slots and what each read finds (a browser opens it)
   $out/run/loss.png    the loss of the training run (also loss.svg)
 
 == next

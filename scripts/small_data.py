@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the data of recipes/small.toml: a SentencePiece tokenizer of 4,096 pieces, training tokens and validation tokens.
+"""Makes the data of recipes/cyfa-4m.toml: a SentencePiece tokenizer of 4,096 pieces, training tokens and validation tokens.
 
     scripts/small_data.py build/cyfa CORPUS OUT [--megabytes 80]
 

@@ -30,6 +30,18 @@ class Probe(CliTest):
             tables.setdefault(row["table"], []).append(row)
         return tables
 
+    def test_the_model_that_comes_with_the_project_uses_its_clock(self):
+        sizes = ["--tokens", "512", "--sequences", "4", "--held-out", "2"]
+        result = run("probe", ROOT / "models/cyfa-4m", TEXT, *sizes, "-q", "--json")
+        self.check(result, 0)
+        rows = json.loads(result.stdout)
+        (dependent,) = (row["heads"] for row in rows if row["table"] == "classes" and row["class"] == "input dependent")
+        self.assertGreaterEqual(dependent, 12)  # of 18
+        original, *others = (row for row in rows if row["table"] == "interventions")
+        self.assertLess(original["loss"], 5)  # chance: ln 4096 = 8.3
+        for row in others:
+            self.assertGreater(row["change"], 0.01, row)
+
     def test_tables(self):
         tables = self.rows()
         self.assertEqual((tables["probe"][0]["sequences"], tables["probe"][0]["tokens"], tables["probe"][0]["held_out"]), (4, 64, 2))
