@@ -14,8 +14,11 @@ endif()
 
 find_program(CYFA_CCACHE ccache)
 if(CYFA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Precompiled headers contain macros and timestamps: without this setting ccache does not cache files that use one.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CYFA_CCACHE})
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CYFA_CCACHE})
+  # Precompiled headers contain macros and timestamps: without the first setting ccache does not cache files that use one. With the second
+  # it sees paths relative to the source tree, so that clones in other folders share what was compiled.
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+    CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} ${CYFA_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${launcher})
   add_compile_options($<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
 endif()

@@ -7,6 +7,7 @@ Usage: package_test.py LIBRARY PYTHON, libcyfa_python.so and an interpreter with
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,29 @@ class Package(unittest.TestCase):
     def test_the_program(self):
         self.assertIn("cyfa-400m", self.python("-m", "cyfa", "models").stdout)
         self.assertEqual(self.python("-m", "cyfa", "trian").returncode, 2)
+
+    def test_an_interrupted_training_is_saved_and_resumes(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            (folder / "text.txt").write_text("all work and no play makes jack a dull boy. " * 400)
+            self.assertEqual(self.python("-m", "cyfa", "prepare", folder / "data", folder / "text.txt", "-q").returncode, 0)
+            keys = ["model=cyfa-bytes-2m", f"data={folder / 'data'}", "batch=1", "context=32", "warmup=1", "log_every=1", "steps=100000"]
+            command = [PYTHON, "-m", "cyfa", "train", folder / "run", *keys]
+            environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent), "CYFA_LIBRARY": LIBRARY}
+            with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+                for line in process.stdout:
+                    if line.startswith("step      3"):
+                        process.send_signal(signal.SIGINT)
+                        break
+                out, error = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 3, out + error)
+            self.assertIn("stopping after this step", error)
+            self.assertNotIn("Traceback", error)
+            (last,) = (folder / "run/checkpoints").iterdir()
+            step = int(last.name[5:])
+            more = self.python("-m", "cyfa", "train", "--resume", folder / "run", f"steps={step + 1}")
+            self.assertEqual(more.returncode, 0, more.stderr)
+            self.assertIn(f"resuming after step {step}", more.stdout)
 
 
 unittest.main(argv=sys.argv[:1])

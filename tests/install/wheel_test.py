@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Makes a wheel of the Python package from a finished build, installs it into a fresh environment and uses it there.
+
+Usage: wheel_test.py BUILD PYTHON, a release build and the interpreter with its torch. The fresh environment sees that torch through a .pth
+file instead of a second installation. Only the wheel's content is new: its library comes from the objects of BUILD.
+"""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BUILD, PYTHON = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SMOKE = """
+import pathlib, sys, torch, cyfa
+assert pathlib.Path(cyfa.__file__).is_relative_to(sys.prefix), cyfa.__file__
+assert cyfa.library.is_relative_to(sys.prefix), cyfa.library
+model = cyfa.nn.CausalLM("cyfa-bytes-2m")
+ids = torch.randint(0, 256, (2, 33))
+loss = model(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).loss
+loss.backward()
+assert abs(float(loss) - 5.55) < 0.5, float(loss)  # about ln 258
+assert all(p.grad.isfinite().all() for p in model.parameters())
+print("works")
+"""
+
+
+def call(*command, folder=None):
+    result = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, f"{command}:\n{result.stdout}{result.stderr}"
+    return result.stdout
+
+
+def make_wheel(folder):
+    """The build that makes a wheel writes its own settings into BUILD; they are taken back."""
+    cache = BUILD / "CMakeCache.txt"
+    kept = folder / cache.name
+    shutil.copy2(cache, kept)
+    values = dict(line.split("=", 1) for line in kept.read_text().splitlines() if line.startswith("CYFA_") and "=" in line)
+    settings = [f"cmake.define.{name}={value}" for name, value in ((key.split(":")[0], value) for key, value in values.items())
+                if name in ("CYFA_TESTS", "CYFA_BENCH", "CYFA_CUDA")]  # fmt: skip
+    options = [word for setting in (f"build-dir={BUILD}", *settings) for word in ("-C", setting)]
+    try:
+        call(PYTHON, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, *options, ROOT)
+    finally:
+        shutil.copy2(kept, cache)
+        call("cmake", BUILD)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+class Wheel(unittest.TestCase):
+    def test_in_a_fresh_environment(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            wheel = make_wheel(folder)
+            self.assertRegex(wheel.name, r"^cyfa-[0-9.]+-py3-none-linux_\w+\.whl$")  # one for every Python
+            call(PYTHON, "-m", "venv", folder / "fresh")
+            python = folder / "fresh/bin/python"
+            (packages,) = folder.glob("fresh/lib/python3*/site-packages")
+            torch = call(PYTHON, "-c", "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])").strip()
+            (packages / "torch_of_the_build.pth").write_text(f"{pathlib.Path(torch).parent}\n")
+            call(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel)
+            self.assertIn("works", call(python, "-c", SMOKE, folder=folder))
+            program = folder / "fresh/bin/cyfa"
+            self.assertIn("cyfa-400m", call(program, "models", folder=folder))
+            self.assertIn("torch", call(program, "doctor", folder=folder))
+            said = call(program, "init", "cyfa-bytes-2m", folder / "model", folder=folder)
+            said += call(python, "-m", "cyfa", "generate", folder / "model", "-p", "ab", "-n", "4", "-q", folder=folder)
+            self.assertIn("ab", said)
+
+
+unittest.main(argv=sys.argv[:1])
