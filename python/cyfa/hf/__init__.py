@@ -6,11 +6,14 @@
     model = cyfa.hf.CyfaForCausalLM.from_pretrained(folder)            # every type: llama, mistral and mamba2 too
 
     cyfa.hf.CyfaTrainer             transformers' Trainer, with weight decay as the models' tables say
+    cyfa.hf.CyfaTokenizer           of folders with tokenizer.model; AutoTokenizer takes it for them (needs the package sentencepiece)
     cyfa.hf.byte_tokenizer()        the program's tokenizer "bytes"
     cyfa.hf.lm_eval_main()          the command cyfa-eval: lm-evaluation-harness with these models
 """
 
-from transformers import AutoConfig, AutoModelForCausalLM
+import importlib.util
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from cyfa import nn
@@ -19,12 +22,18 @@ from cyfa.hf.config import CyfaConfig
 from cyfa.hf.model import CyfaForCausalLM
 from cyfa.hf.tokenizer import byte_tokenizer
 
-__all__ = ["CyfaCache", "CyfaConfig", "CyfaForCausalLM", "CyfaTrainer", "byte_tokenizer", "lm_eval_main"]
+CyfaTokenizer = None
+if importlib.util.find_spec("sentencepiece"):
+    from cyfa.hf.tokenizer_model import CyfaTokenizer
+
+__all__ = ["CyfaCache", "CyfaConfig", "CyfaForCausalLM", "CyfaTokenizer", "CyfaTrainer", "byte_tokenizer", "lm_eval_main"]
 
 
 def _register(model_type: str, config, model) -> None:
     AutoConfig.register(model_type, config, exist_ok=True)
     AutoModelForCausalLM.register(config, model, exist_ok=True)
+    if CyfaTokenizer:
+        AutoTokenizer.register(config, tokenizer_class=CyfaTokenizer, exist_ok=True)
 
 
 def _register_types() -> None:
