@@ -12,9 +12,6 @@ _DEFAULT_TYPE = "cyclic_flow_attention"
 
 # What transformers keeps in a config beside the model's own keys. The library is not told of these.
 _OF_TRANSFORMERS = {field.name for field in dataclasses.fields(PreTrainedConfig)} | {
-    "_attn_implementation_internal",
-    "_commit_hash",
-    "_experts_implementation_internal",
     "attn_implementation",
     "auto_map",
     "experts_implementation",
@@ -44,13 +41,13 @@ class CyfaConfig(PreTrainedConfig):
     use_cache: bool = True
 
     def __post_init__(self, **kwargs):
-        own = {key: value for key, value in kwargs.items() if key not in _OF_TRANSFORMERS}
+        own = {key: value for key, value in kwargs.items() if not _of_transformers(key)}
         wanted = type(self).model_type
         given = own.setdefault("model_type", _DEFAULT_TYPE if wanted == GENERIC else wanted)
         if wanted not in (GENERIC, given):
             raise ValueError(f"model_type is {given}, wanted {wanted}; CyfaConfig takes every type")
         self.model_type = given
-        super().__post_init__(**{key: value for key, value in kwargs.items() if key in _OF_TRANSFORMERS})
+        super().__post_init__(**{key: value for key, value in kwargs.items() if _of_transformers(key)})
         description = nn.describe(self._encode_special_floats(own))
         self._architecture = description["architecture"]
         for key, value in (own | self._decode_special_floats(description["config"])).items():
@@ -68,7 +65,7 @@ class CyfaConfig(PreTrainedConfig):
 
     def text(self) -> str:
         """The model's own keys as the library takes them (cyfa.nn.config_text)."""
-        own = {key: value for key, value in self.to_dict().items() if key not in _OF_TRANSFORMERS or key == "model_type"}
+        own = {key: value for key, value in self.to_dict().items() if key == "model_type" or not _of_transformers(key)}
         return json.dumps(self._encode_special_floats(own))
 
     def describe(self) -> dict:
@@ -84,6 +81,10 @@ class CyfaConfig(PreTrainedConfig):
     @classmethod
     def register_for_auto_class(cls, auto_class="AutoConfig"):
         """Does nothing: the class is installed with its package, and no checkpoint needs a copy of its source."""
+
+
+def _of_transformers(key: str) -> bool:
+    return key in _OF_TRANSFORMERS or key.startswith("_")
 
 
 def _attribute(key: str) -> str:
