@@ -7,7 +7,9 @@
 
     cyfa.hf.CyfaTrainer             transformers' Trainer, with weight decay as the models' tables say
     cyfa.hf.byte_tokenizer()        the program's tokenizer "bytes"
-    cyfa.hf.lm_eval_main()          the command cyfa-eval: lm-evaluation-harness with these models
+
+In an environment where the package is installed the Auto classes find these types without an import (cyfa_autoload.py): `lm_eval --model hf`
+takes their folders.
 """
 
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -19,10 +21,19 @@ from cyfa.hf.config import CyfaConfig
 from cyfa.hf.model import CyfaForCausalLM
 from cyfa.hf.tokenizer import byte_tokenizer
 
-__all__ = ["CyfaCache", "CyfaConfig", "CyfaForCausalLM", "CyfaTrainer", "byte_tokenizer", "lm_eval_main"]
+__all__ = ["CyfaCache", "CyfaConfig", "CyfaForCausalLM", "CyfaTrainer", "byte_tokenizer"]
+
+
+_configs: dict[str, type] = {}
+
+
+def config_class(model_type: str) -> type:
+    """The config class that this package registers for a model type."""
+    return _configs[model_type]
 
 
 def _register(model_type: str, config, model) -> None:
+    _configs[model_type] = config
     AutoConfig.register(model_type, config, exist_ok=True)
     AutoModelForCausalLM.register(config, model, exist_ok=True)
 
@@ -31,7 +42,7 @@ def _register_types() -> None:
     """A config and a model class for each type that transformers does not have, under the names of its architecture."""
     _register(CyfaConfig.model_type, CyfaConfig, CyfaForCausalLM)
     for kind in nn.model_types():
-        if kind["model_type"] in CONFIG_MAPPING._mapping:
+        if kind["model_type"] in CONFIG_MAPPING._mapping:  # transformers' own
             continue
         name = kind["architecture"].removesuffix("ForCausalLM") + "Config"
         config = type(name, (CyfaConfig,), {"model_type": kind["model_type"], "__module__": __name__, "__doc__": kind["about"]})
@@ -48,10 +59,6 @@ def __getattr__(name: str):
         from cyfa.hf.trainer import CyfaTrainer
 
         return CyfaTrainer
-    if name == "lm_eval_main":  # needs the package lm-eval
-        from cyfa.hf.evaluate import lm_eval_main
-
-        return lm_eval_main
     raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
