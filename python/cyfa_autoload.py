@@ -91,9 +91,9 @@ def _stand_in(model_type: str, table) -> type:
     """A config class that gives way to the class of cyfa.hf when it is asked for an object."""
 
     def real():
-        import cyfa.hf  # registers the real classes in place of the stand-ins
+        import cyfa.hf  # noqa: F401: registers the real classes in place of the stand-ins
 
-        return cyfa.hf.config_class(model_type)
+        return table.CONFIG_MAPPING[model_type]
 
     class StandIn(table.PreTrainedConfig):
         def __new__(cls, *args, **kwargs):

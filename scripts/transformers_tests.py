@@ -10,7 +10,6 @@ Beside pytest the tests import httpx and parameterized.
 
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -40,7 +39,7 @@ def main() -> int:
         failed += result.returncode != 0
         lines = result.stdout.splitlines()
         print("\n".join(lines if result.returncode or options else []))
-        print(f"{name}: {re.sub(r'^=+ | =+$', '', lines[-1])}", flush=True)
+        print(f"{name}: {lines[-1] if lines else f'exit status {result.returncode}'}", flush=True)
     return int(failed > 0)
 
 

@@ -1,4 +1,4 @@
-"""Models for Hugging Face transformers (5.22 or later): one config, one model and one cache class for every model type.
+"""Models for Hugging Face transformers (5.17 or later, below 6): one config, one model and one cache class for every model type.
 
     import cyfa.hf                                                     # registers the model types that transformers has not itself
     from transformers import AutoModelForCausalLM
@@ -24,16 +24,7 @@ from cyfa.hf.tokenizer import byte_tokenizer
 __all__ = ["CyfaCache", "CyfaConfig", "CyfaForCausalLM", "CyfaTrainer", "byte_tokenizer"]
 
 
-_configs: dict[str, type] = {}
-
-
-def config_class(model_type: str) -> type:
-    """The config class that this package registers for a model type."""
-    return _configs[model_type]
-
-
 def _register(model_type: str, config, model) -> None:
-    _configs[model_type] = config
     AutoConfig.register(model_type, config, exist_ok=True)
     AutoModelForCausalLM.register(config, model, exist_ok=True)
 
