@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs the tests of cyfa.hf and of the evaluation tasks with the lowest transformers that pyproject.toml allows and with the newest. Each
-# version gets an environment build/transformers-<version>, which takes torch and the rest from .venv through a .pth file. Needs the network,
-# a build and `scripts/setup.sh python-tests`. Arguments are versions in place of these two.
+# version gets an environment build/transformers-<version>, which takes torch and the rest from .venv through a .pth file. Needs the
+# network, a build and `scripts/setup.sh python-tests`. Arguments are versions in place of these two.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/stage.sh
@@ -26,5 +26,5 @@ for wanted in "$@"; do
   stage "installing transformers$wanted" build/transformers.log environment
   "$folder/bin/python" -c 'import transformers; print("== transformers", transformers.__version__)'
   PYTHONPATH=$PWD/python CYFA_LIBRARY=$library CYFA_PROGRAM=$PWD/build/cyfa \
-    "$folder/bin/python" -m pytest -q -p no:cacheprovider tests/python/hf_test.py tests/python/hf_generate_test.py tests/python/lm_eval_test.py
+    "$folder/bin/python" -m pytest -q -p no:cacheprovider tests/python/{hf,hf_generate,lm_eval}_test.py
 done

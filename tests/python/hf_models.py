@@ -1,4 +1,4 @@
-"""What the tests of cyfa.hf share: a small model of each type, and the judge: cyfa.nn.CausalLM called on whole sequences, without a cache."""
+"""What the tests of cyfa.hf share: a small model of each type, and the judge, cyfa.nn.CausalLM on whole sequences without a cache."""
 
 import json
 import pathlib

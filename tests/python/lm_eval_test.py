@@ -138,8 +138,8 @@ def run(command, environment) -> str:
 def test_the_command(folders, installed, tmp_path):
     program = pathlib.Path(sys.executable).parent / "lm_eval"
     folder = folders["cyclic_flow_attention"]
-    command = [program, "--model", "hf", "--model_args", f"pretrained={folder}", "--tasks", "cyfa_arc_easy,cyfa_wikitext", "--device", "cpu"]
-    command += ["--include_path", cyfa.lm_eval.folder(), "--metadata", f"data={DATA}", "--output_path", tmp_path / "out"]
+    command = [program, "--model", "hf", "--model_args", f"pretrained={folder}", "--tasks", "cyfa_arc_easy,cyfa_wikitext"]
+    command += ["--device", "cpu", "--include_path", cyfa.lm_eval.folder(), "--metadata", f"data={DATA}", "--output_path", tmp_path / "out"]
     run(command, installed)
     (path,) = (tmp_path / "out").rglob("results_*.json")
     results = json.loads(path.read_text())["results"]

@@ -8,8 +8,8 @@
     cyfa.hf.CyfaTrainer             transformers' Trainer, with weight decay as the models' tables say
     cyfa.hf.byte_tokenizer()        the program's tokenizer "bytes"
 
-In an environment where the package is installed the Auto classes find these types without an import (cyfa_autoload.py): `lm_eval --model hf`
-takes their folders.
+In an environment where the package is installed the Auto classes find these types without an import (cyfa_autoload.py), so that
+`lm_eval --model hf` takes their folders.
 """
 
 from transformers import AutoConfig, AutoModelForCausalLM
