@@ -65,6 +65,11 @@ class Wheel(unittest.TestCase):
             (packages / "torch_of_the_build.pth").write_text(f"{pathlib.Path(torch).parent}\n")
             call(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel)
             self.assertIn("works", call(python, "-c", SMOKE, folder=folder))
+            # The entry point that transformers' Auto classes find the models by; it loads nothing.
+            entered = "import sys, torch; assert 'cyfa_autoload' in sys.modules and 'cyfa' not in sys.modules"
+            call(python, "-c", entered, folder=folder)
+            tasks = call(python, "-m", "cyfa.lm_eval", folder=folder).strip()
+            self.assertTrue((pathlib.Path(tasks) / "arc_easy.yaml").is_file())
             program = folder / "fresh/bin/cyfa"
             self.assertIn("cyfa-400m", call(program, "models", folder=folder))
             self.assertIn("torch", call(program, "doctor", folder=folder))
