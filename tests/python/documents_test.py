@@ -15,6 +15,7 @@ def blocks(document):
 @pytest.mark.parametrize("document", ["README.md", "docs/python.md"])
 def test_examples_run(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").symlink_to(ROOT / "models")
     found = blocks(document)
     assert found
     session = {}
