@@ -1,6 +1,8 @@
 // cyfa eval: scores a checkpoint on evaluation tasks.
+#include <ATen/Parallel.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
