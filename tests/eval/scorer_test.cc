@@ -100,7 +100,8 @@ TEST(Scorer, GreedyIsTheFirstOfTheLargest) {
   std::string tied = best;
   tied[0] = static_cast<char>(first + 11);  // the same logit
   ASSERT_EQ(bigram('b', first), bigram('b', first + 11));
-  const auto r = s.answer({{continuation_request("ab", best), continuation_request("ab", tied), continuation_request("ab", best + "z")}})[0];
+  const auto r =
+      s.answer({{continuation_request("ab", best), continuation_request("ab", tied), continuation_request("ab", best + "z")}})[0];
   EXPECT_TRUE(r[0].greedy);
   EXPECT_FALSE(r[1].greedy);
   EXPECT_FALSE(r[2].greedy);
@@ -160,12 +161,14 @@ TEST(Scorer, RefusesDamagedWeights) {
 // Documents with shared beginnings, with none, and with one that is all of a request but its last token.
 std::vector<std::vector<Request>> documents() {
   const std::string question = "Question: why do the leaves of trees fall in autumn?\nAnswer:";
-  return {{continuation_request(question, " cold"), continuation_request(question, " they are tired of it"), continuation_request(question, " c")},
-          {continuation_request("x", "y"), continuation_request("zz", "y")},
-          {continuation_request("The trophy does not fit because the trophy", " is too big."),
-           continuation_request("The trophy does not fit because the suitcase", " is too big.")},
-          {rolling_request("A text that is longer than the model can see at once, so that there are windows. And more of it, and yet more.")},
-          {continuation_request(question + question, "z")}};
+  return {
+      {continuation_request(question, " cold"), continuation_request(question, " they are tired of it"),
+       continuation_request(question, " c")},
+      {continuation_request("x", "y"), continuation_request("zz", "y")},
+      {continuation_request("The trophy does not fit because the trophy", " is too big."),
+       continuation_request("The trophy does not fit because the suitcase", " is too big.")},
+      {rolling_request("A text that is longer than the model can see at once, so that there are windows. And more of it, and yet more.")},
+      {continuation_request(question + question, "z")}};
 }
 
 class EveryModel : public testing::TestWithParam<ModelCase> {};
@@ -191,7 +194,8 @@ TEST_P(EveryModel, SharedAndPackedRequestsEqualThoseAlone) {
     for (const auto& group : p.groups) {
       for (const ScoredSequence& q : group) wanted[q.request] += alone(s, q.inputs, q.first, q.targets);
     }
-    for (size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(found[d][i].log_likelihood, wanted[i], 2e-5 * std::abs(wanted[i])) << d << " " << i;
+    for (size_t i = 0; i < wanted.size(); ++i)
+      EXPECT_NEAR(found[d][i].log_likelihood, wanted[i], 2e-5 * std::abs(wanted[i])) << d << " " << i;
   }
 }
 

@@ -41,14 +41,14 @@ class Tasks : public testing::Test {
                      Json config = small_config();
                      config.update(Json{{"vocab_size", 258}, {"bos_token_id", 256}});
                      return config;
-                   }()), false};
+                   }()),
+                   false};
 };
 
 TEST_F(Tasks, ArcInBothFormats) {
-  write("arc_easy.jsonl",
-        R"({"question": "Why?", "choices": {"text": ["ab", "abcd"], "label": ["1", "2"]}, "answerKey": "2"})"
-        "\n\n"
-        R"({"query": "Question: Who?\nAnswer:", "choices": ["me", "you", "they"], "gold": 0})");
+  write("arc_easy.jsonl", R"({"question": "Why?", "choices": {"text": ["ab", "abcd"], "label": ["1", "2"]}, "answerKey": "2"})"
+                          "\n\n"
+                          R"({"query": "Question: Who?\nAnswer:", "choices": ["me", "you", "they"], "gold": 0})");
   const auto task = load("arc_easy");
   ASSERT_EQ(task->size(), 2);
   const std::vector<Request> r = task->requests(0);
@@ -60,8 +60,9 @@ TEST_F(Tasks, ArcInBothFormats) {
 }
 
 TEST_F(Tasks, HellaSwagIsCleaned) {
-  write("hellaswag.jsonl",
-        R"({"activity_label": "Roof", "ctx_a": "[header] How to", "ctx_b": "dO It [title] now", "endings": ["[step] a   b", "c [title] d"], "label": "1"})");
+  write(
+      "hellaswag.jsonl",
+      R"({"activity_label": "Roof", "ctx_a": "[header] How to", "ctx_b": "dO It [title] now", "endings": ["[step] a   b", "c [title] d"], "label": "1"})");
   const auto task = load("hellaswag");
   const std::vector<Request> r = task->requests(0);
   EXPECT_EQ(r[0].context, "Roof: How to Do it. now");
@@ -70,7 +71,9 @@ TEST_F(Tasks, HellaSwagIsCleaned) {
 }
 
 TEST_F(Tasks, PiqaWithLabelsBesideIt) {
-  write("piqa.jsonl", R"({"goal": "g", "sol1": "a ", "sol2": "b"})" "\n" R"({"goal": "h", "sol1": "a", "sol2": "b"})");
+  write("piqa.jsonl", R"({"goal": "g", "sol1": "a ", "sol2": "b"})"
+                      "\n"
+                      R"({"goal": "h", "sol1": "a", "sol2": "b"})");
   EXPECT_NE(error_of("piqa").find("labels of PIQA"), std::string::npos);
   write("piqa_valid_labels.txt", "1\n0\n");
   const auto task = load("piqa");
@@ -82,7 +85,8 @@ TEST_F(Tasks, PiqaWithLabelsBesideIt) {
 }
 
 TEST_F(Tasks, WinograndeScoresWhatFollowsTheBlank) {
-  write("winogrande.jsonl", R"({"sentence": "The cup is in the _ since it is small. ", "option1": "box", "option2": "bag", "answer": "2"})");
+  write("winogrande.jsonl",
+        R"({"sentence": "The cup is in the _ since it is small. ", "option1": "box", "option2": "bag", "answer": "2"})");
   const auto task = load("winogrande");
   const std::vector<Request> r = task->requests(0);
   EXPECT_EQ(r[0].context, "The cup is in the box");
@@ -125,7 +129,8 @@ TEST_F(Tasks, LossByPosition) {
 }
 
 TEST_F(Tasks, RecallPrompts) {
-  write("based_fda.jsonl", R"({"text": "Some text. The value of it Device Name: x. Device name:", "key": "device Name", "value": "Abc"})" "\n"
+  write("based_fda.jsonl", R"({"text": "Some text. The value of it Device Name: x. Device name:", "key": "device Name", "value": "Abc"})"
+                           "\n"
                            R"({"text": "t", "key": "k", "value": "v"})");
   const auto fda = load("based_fda");
   EXPECT_EQ(fda->size(), 1);
@@ -167,11 +172,13 @@ TEST_F(Tasks, ErrorsNameTheFileItsHomeAndTheLine) {
   std::string error = error_of("based_swde");
   EXPECT_NE(error.find("based_swde.jsonl"), std::string::npos);
   EXPECT_NE(error.find("hazyresearch/based-swde-v2"), std::string::npos);
-  write("winogrande.jsonl", "{\"sentence\": \"a _ b\", \"option1\": \"x\", \"option2\": \"y\", \"answer\": \"1\"}\n{\"sentence\": \"none\"}\n");
+  write("winogrande.jsonl",
+        "{\"sentence\": \"a _ b\", \"option1\": \"x\", \"option2\": \"y\", \"answer\": \"1\"}\n{\"sentence\": \"none\"}\n");
   EXPECT_NE(error_of("winogrande").find("line 2"), std::string::npos);
-  for (const char* row : {"{", "[]", "{\"query\": 3}", "{\"query\": \"q\", \"choices\": [\"a\"], \"gold\": 0}",
-                          "{\"query\": \"q\", \"choices\": [\"a\", \"b\"], \"gold\": 2}", "{\"query\": \"q\", \"choices\": [\"a\", \"\"], \"gold\": 0}",
-                          "{\"question\": \"q\", \"choices\": {\"text\": [\"a\", \"b\"], \"label\": [\"A\", \"B\"]}, \"answerKey\": \"C\"}"}) {
+  for (const char* row :
+       {"{", "[]", "{\"query\": 3}", "{\"query\": \"q\", \"choices\": [\"a\"], \"gold\": 0}",
+        "{\"query\": \"q\", \"choices\": [\"a\", \"b\"], \"gold\": 2}", "{\"query\": \"q\", \"choices\": [\"a\", \"\"], \"gold\": 0}",
+        "{\"question\": \"q\", \"choices\": {\"text\": [\"a\", \"b\"], \"label\": [\"A\", \"B\"]}, \"answerKey\": \"C\"}"}) {
     write("arc_challenge.jsonl", row);
     EXPECT_NE(error_of("arc_challenge").find("line 1"), std::string::npos) << row;
   }
