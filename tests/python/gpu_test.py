@@ -119,10 +119,25 @@ def test_the_training_engine_is_as_exact_as_autocast():
     plain_loss, plain = losses_and_gradients(model, under_autocast)
     engine = cyfa.train_engine(model, compute=torch.bfloat16)
     assert engine.name == "sm90"
-    engine.begin_step()
-    loss, fast = losses_and_gradients(model, lambda m: engine.loss(inputs, targets))
+
+    def by_the_engine(m):
+        engine.begin_step()
+        return engine.loss(inputs, targets)
+
+    loss, fast = losses_and_gradients(model, by_the_engine)
     assert abs(loss - exact_loss) < 2e-3 * exact_loss and abs(plain_loss - exact_loss) < 2e-3 * exact_loss
     assert rel(fast, exact) < max(2 * rel(plain, exact), 0.02), (rel(fast, exact), rel(plain, exact))
+
+
+@hopper
+def test_gradients_that_were_taken_away_are_an_error():
+    model = nn.CausalLM.from_checkpoint(SMALL, dtype=torch.float32, device="cuda")
+    ids = torch.zeros(1, 8, dtype=torch.long, device="cuda")
+    engine = cyfa.train_engine(model, compute=torch.bfloat16)
+    engine.begin_step()
+    model.zero_grad()
+    with pytest.raises(ValueError, match="before it"):
+        engine.loss(ids, ids)
 
 
 @hopper
