@@ -7,7 +7,7 @@ model consists of comes from the library's description of its config (cyfa.nn.de
 import functools
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
@@ -193,8 +193,8 @@ class Embedding(Part):
         return self.run("embed", ids)[0]
 
 
-class LanguageModel:
-    """The parts of a model and its passes, for a class that is also an nn.Module: CausalLM here, and Hugging Face's in cyfa.hf."""
+class LanguageModel(nn.Module):
+    """The parts of a model and its passes: what CausalLM here and Hugging Face's class in cyfa.hf share."""
 
     def build(self, text: str, device=None, dtype=None) -> None:
         """Adds the model's parts under their names in checkpoints. Parameters are drawn from torch's generator."""
@@ -227,7 +227,7 @@ class LanguageModel:
         return getattr(self.root, self.layout["embeddings"])
 
     @property
-    def blocks(self) -> nn.ModuleList:
+    def blocks(self) -> Sequence[Block]:
         return getattr(self.root, self.layout["layers"])
 
     def head_weights(self) -> list[Tensor]:
@@ -262,7 +262,7 @@ class ModelOutput(NamedTuple):
     """For each layer the state after the last token, if it was asked for."""
 
 
-class CausalLM(LanguageModel, nn.Module):
+class CausalLM(LanguageModel):
     """A language model of any type. Its state_dict has the names of a Hugging Face checkpoint.
 
     Args:
@@ -345,12 +345,12 @@ class CausalLM(LanguageModel, nn.Module):
 
 def optimizer_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     """Parameter groups for an optimizer: those that the table decays, then norms, biases and rates of gates, without decay."""
-    decays = {}
+    decays: dict[Tensor, bool] = {}
     for module in model.modules():
         if isinstance(module, Part):
             table = _described(module.config_text)["parameters"]
             decays.update((getattr(row.holder, row.name), table[row.id]["weight_decay"]) for row in module.rows)
-    groups = ([], [])
+    groups: tuple[list[Tensor], list[Tensor]] = ([], [])
     for parameter in model.parameters():
         groups[bool(decays.get(parameter, parameter.dim() > 1))].append(parameter)
     return [{"params": groups[1], "weight_decay": weight_decay}, {"params": groups[0], "weight_decay": 0.0}]

@@ -66,7 +66,7 @@ class Cache:
     def crop(self, max_length: int) -> None:
         """Refused: a recurrent state cannot go back."""
         raise NotImplementedError(
-            "Cache.crop: a recurrent state cannot go back to an earlier token; copy.deepcopy() the cache before the tokens that may be taken "
+            "Cache.crop: a recurrent state cannot go back to an earlier token; copy.deepcopy() the cache before tokens that may be taken "
             "back"
         )
 

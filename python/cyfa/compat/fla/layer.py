@@ -84,8 +84,8 @@ class CyclicFlowAttention(Mixer):
         self.head_v_dim = int(head_dim * expand_v)
         self.key_dim = num_heads * self.head_k_dim
         self.value_dim = num_heads * self.head_v_dim
-        for parameter in (self.A_log, self.dt_bias):
-            parameter._no_weight_decay = True
+        for name in ("A_log", "dt_bias"):
+            setattr(self.get_parameter(name), "_no_weight_decay", True)
 
     def tensors(self) -> list[Tensor]:
         return [x.float() if x.dtype == torch.float16 else x for x in super().tensors()]
@@ -144,11 +144,11 @@ class CyclicFlowAttention(Mixer):
         if cache is None:
             return None
         if self.layer_idx is None:
-            raise ValueError("CyclicFlowAttention: layer_idx is None, wanted the layer's number in past_key_values; give it when constructing")
+            raise ValueError("CyclicFlowAttention: layer_idx is None, wanted the layer's number in past_key_values")
         if not hasattr(cache, "__getitem__"):
             raise ValueError(
-                f"past_key_values is a {type(cache).__name__}, wanted a cache of flash-linear-attention's kind, whose layers are dictionaries "
-                "with recurrent_state and conv_state, such as cyfa.compat.fla.Cache"
+                f"past_key_values is a {type(cache).__name__}, wanted a cache of flash-linear-attention's kind with a dictionary a layer, "
+                "such as cyfa.compat.fla.Cache"
             )
         own = cache[self.layer_idx] if len(cache) > self.layer_idx else None
         if own is None or own["recurrent_state"] is None:

@@ -95,15 +95,20 @@ def fused_recurrent_cyfa(
             "fused_recurrent_cyfa is inference-only: call it under torch.no_grad(), or chunk_cyfa where gradients are wanted"
         )
     if q.dim() != 4 or q.shape[1] != 1 or cu_seqlens is not None or q.dtype == torch.float64:
-        return _whole(*inputs[:9], q_norm_eps, k_norm_eps, scale, initial_state, output_final_state, cu_seqlens)
+        return _whole(
+            *(q, k, v, g, delta, beta, readout, q_norm_weight, k_norm_weight, q_norm_eps, k_norm_eps, scale, initial_state),
+            output_final_state,
+            cu_seqlens,
+        )
+    dtype = q.dtype
     q, k, v, norm = _normed(q, k, v, q_norm_weight, k_norm_weight, q_norm_eps, k_norm_eps)
     if initial_state is None:
         state = ops.empty_state(q.shape[0], q.shape[2], q.shape[3], v.shape[3], readout.shape[-1] + 1, q.device)
     else:
         state = ops.CyclicFlowState(*(x.clone(memory_format=torch.contiguous_format) for x in _state(initial_state, q)))
-    token = (x[:, 0] for x in (q, k, v, _wide(g), _wide(delta), _wide(beta)))
-    o = ops.cyclic_flow_step(*token, ops.readout_table(_wide(readout)), state, scale=scale, **norm)
-    return o.unsqueeze(1).to(inputs[0].dtype), tuple(state) if output_final_state else None
+    gates = (_wide(g)[:, 0], _wide(delta)[:, 0], _wide(beta)[:, 0])
+    o = ops.cyclic_flow_step(q[:, 0], k[:, 0], v[:, 0], *gates, ops.readout_table(_wide(readout)), state, scale=scale, **norm)
+    return o.unsqueeze(1).to(dtype), (state.k, state.v, state.clock) if output_final_state else None
 
 
 def naive_recurrent_cyfa(
@@ -138,7 +143,13 @@ def _whole(
     dtype = q.dtype
     q, k, v, norm = _normed(q, k, v, q_norm_weight, k_norm_weight, q_norm_eps, k_norm_eps)
     o, after = ops.cyclic_flow(
-        *(q, k, v, _wide(g), _wide(delta), _wide(beta), _wide(readout)),
+        q,
+        k,
+        v,
+        _wide(g),
+        _wide(delta),
+        _wide(beta),
+        _wide(readout),
         initial_state=None if state is None else _state(state, q),
         cu_seqlens=cu_seqlens,
         scale=scale,
@@ -146,7 +157,7 @@ def _whole(
         **norm,
         **options,
     )
-    return o.to(dtype), None if after is None else tuple(after)
+    return o.to(dtype), None if after is None else (after.k, after.v, after.clock)
 
 
 def _wide(x: Tensor) -> Tensor:
