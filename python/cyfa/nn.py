@@ -91,6 +91,7 @@ class Part(nn.Module):
             initialise(getattr(row.holder, row.name), self.config_text, row.id, generator)
 
     def run(self, part: str, x: Tensor, *, layer=0, state=(), extra=None, noise=None, final_state=False, recompute=False) -> list[Tensor]:
+        """Runs "embed", "block", "mixer" or the like with these parameters (python/bindings/parts.cc): the result, then states."""
         return _ops.part(
             x, self.tensors(), list(state), extra, self.config_text, part, layer, _compute_type(x), noise, final_state, recompute
         )
@@ -220,14 +221,17 @@ class LanguageModel(nn.Module):
 
     @property
     def root(self) -> nn.Module:
+        """The model without its head."""
         return getattr(self, self.layout["root"])
 
     @property
     def embeddings(self) -> Embedding:
+        """Token ids [B, T] to [B, T, D]."""
         return getattr(self.root, self.layout["embeddings"])
 
     @property
     def blocks(self) -> Sequence[Block]:
+        """The layers, each [B, T, D] to [B, T, D]."""
         return getattr(self.root, self.layout["layers"])
 
     def head_weights(self) -> list[Tensor]:

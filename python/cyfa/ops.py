@@ -165,7 +165,7 @@ def readout_table(readout: Tensor) -> Tensor:
 
 
 def empty_state(sequences: int, heads: int, K: int, V: int, slots: int, device: "torch.device | str" = "cpu") -> CyclicFlowState:
-    """The empty memory of `sequences` sequences; `slots` is M, the number of stored slots."""
+    """The empty memory of `sequences` sequences, keys [N, H, K, M], values [N, H, M, V] and clock [N, H]; `slots` is M."""
     return CyclicFlowState(
         torch.zeros(sequences, heads, K, slots, device=device),
         torch.zeros(sequences, heads, slots, V, device=device),
