@@ -34,11 +34,15 @@ class DataFiles {
   // Calls `each` for every line of JSON in it. An io::FileError that `each` or a bad line causes names the line. A missing key, or one of
   // another type, is reported with the line by field() and the like below.
   void lines(const std::filesystem::path& path, const std::function<void(const Json& row)>& each);
+  // The same for lines of plain text; empty ones are left out.
+  void text_lines(const std::filesystem::path& path, const std::function<void(std::string line)>& each);
 
   // The hash of the text of every file read so far, by name.
   const std::map<std::string, uint64_t>& hashes() const { return hashes_; }
 
  private:
+  void each_line(const std::filesystem::path& path, const std::function<void(std::string_view line, const std::string& where)>& each);
+
   std::filesystem::path folder_;
   std::map<std::string, uint64_t> hashes_;
 };
