@@ -150,13 +150,11 @@ RulerSample RulerGenerator::sample(int64_t index) const {
   }
 }
 
-std::string ruler_line(int64_t index, const RulerSample& sample) {
+std::string ruler_line(const RulerKind& kind, int64_t index, const RulerSample& sample) {
   const auto utf8 = [](const std::string& text) { return is_utf8(text) ? text : as_utf8(text); };
-  nlohmann::ordered_json line = {{"index", index},
-                                 {"input", utf8(sample.input)},
-                                 {"outputs", nlohmann::ordered_json::array()},
-                                 {"length", sample.length},
-                                 {"answer_prefix", utf8(sample.answer_prefix)}};
+  nlohmann::ordered_json line = {{"task", kind.name},           {"index", index},
+                                 {"input", utf8(sample.input)}, {"outputs", nlohmann::ordered_json::array()},
+                                 {"length", sample.length},     {"answer_prefix", utf8(sample.answer_prefix)}};
   for (const std::string& output : sample.outputs) line["outputs"].push_back(utf8(output));
   return line.dump();
 }

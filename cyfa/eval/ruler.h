@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -111,7 +112,7 @@ class RulerGenerator {
   int64_t size_ = 0;
 };
 
-// A line of RULER's JSON files: index, input, outputs, length, answer_prefix.
-std::string ruler_line(int64_t index, const RulerSample& sample);
+// A line of RULER's JSON files: index, input, outputs, length, answer_prefix; and the name of the task.
+std::string ruler_line(const RulerKind& kind, int64_t index, const RulerSample& sample);
 
 }  // namespace cyfa::eval

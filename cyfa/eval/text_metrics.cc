@@ -36,8 +36,9 @@ std::string normal_answer(std::string_view text) {
   return out;
 }
 
-// Python refuses to nest calls any deeper. The package's own calls and the three of LongBench's eval.py around it take the rest of 1,000.
-constexpr size_t kMostCalls = 990;
+// Nested calls of the package's recursion before Python refuses: of 1,000, those around it in the package and in LongBench's eval.py taken
+// off. (Seen with rouge 1.0.1 and Python 3.11.)
+constexpr size_t kMostCalls = 991;
 
 using Sentence = std::vector<std::string>;
 
