@@ -22,6 +22,7 @@ void add_models(CLI::App& app, Action& action);
 void add_init(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_prepare(CLI::App& app, Action& action);
+void add_eval(CLI::App& app, Action& action);
 void add_probe(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
 void add_demo(CLI::App& app, Action& action);

@@ -77,6 +77,11 @@ constexpr Example kExamples[] = {
     {"train", "run model=cyfa-9m data=data steps=100 batch=4 context=256", "without a recipe file"},
     {"train", "run --resume steps=200", "continue, to step 200"},
 
+    {"eval", "--tasks", "the tasks, and what each needs"},
+    {"eval", "DIR arc_easy hellaswag --data data", "two tasks, from files in the folder data"},
+    {"eval", "DIR paper --data data -o results", "the paper's tasks; the same command continues an interrupted run"},
+    {"eval", "DIR text:book.txt positions:book.txt@8192", "perplexity of a text, and its loss by position in long sequences"},
+
     {"probe", "DIR text.txt", "tables of what the clock does on a text"},
     {"probe", "DIR text.txt -o probe", "also pictures, and probe/page.html to open in a browser"},
     {"probe", "DIR text.txt --tokens 64 --sequences 4 --held-out 2 --only interventions", "one analysis, of little text"},

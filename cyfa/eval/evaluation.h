@@ -15,7 +15,7 @@ namespace cyfa::eval {
 // What happened in a task.
 struct TaskResult {
   std::string name;
-  std::vector<Metric> metrics;  // empty if the run was stopped
+  std::vector<Metric> metrics = {};  // empty if the run was stopped
   int64_t documents = 0;        // scored
   int64_t available = 0;        // documents of the task, without --limit
   int64_t dropped = 0;          // left out by the task's rules
@@ -27,8 +27,8 @@ struct TaskResult {
 
 struct EvaluationOptions {
   int64_t limit = 0;             // the first documents only; 0: all
-  std::filesystem::path folder;  // of the results of documents; empty: they are not kept
-  Json identity;                 // of the run: what must be the same for finished documents to count
+  std::filesystem::path folder = {};  // of the results of documents; empty: they are not kept
+  Json identity = {};                 // of the run: what must be the same for finished documents to count
 };
 
 struct EvaluationProgress {

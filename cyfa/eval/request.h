@@ -17,12 +17,12 @@ struct Request {
   };
 
   Kind kind = Kind::kContinuation;
-  std::string context;
-  std::string continuation;
-  std::vector<int64_t> ids;
+  std::string context = {};
+  std::string continuation = {};
+  std::vector<int64_t> ids = {};
 
   // kGenerate: the text ends before the first of `stop`, at a token that ends texts, or after max_tokens tokens.
-  std::vector<std::string> stop;
+  std::vector<std::string> stop = {};
   int64_t max_tokens = 256;
   bool bos = true;            // false: no BOS token before the prompt, whatever the BOS policy says
   int64_t truncated = 0;      // tokens that the task has left out of the prompt

@@ -55,7 +55,10 @@ TaskName parse_name(const std::string& word) {
 }  // namespace
 
 std::string TaskName::text() const {
-  return kind->name + (argument.empty() ? "" : ":" + argument) + (length ? "@" + std::to_string(*length) : "");
+  std::string result = kind->name;
+  if (!argument.empty()) result.append(":").append(argument);
+  if (length) result.append("@").append(std::to_string(*length));
+  return result;
 }
 
 std::vector<TaskName> parse_tasks(const std::vector<std::string>& words) {

@@ -42,7 +42,7 @@ struct TaskInput {
   const Encoder& encoder;         // the model's tokenizer
   int64_t max_length = 0;         // tokens that the model is given at most
   std::string argument = {};      // of "NAME:ARGUMENT"; empty if there is none
-  std::optional<int64_t> length;  // of "NAME@LENGTH": the length in tokens of what a task generates
+  std::optional<int64_t> length = {};  // of "NAME@LENGTH": the length in tokens of what a task generates
   int64_t limit = 0;              // generators make this many documents; 0: as many as the task's definition says
   uint64_t seed = 42;             // of generators
   std::filesystem::path haystack = {};  // text in which generators hide needles: a file or folder; empty: the one in the program
