@@ -139,7 +139,8 @@ RulerSample RulerGenerator::sample(int64_t index) const {
     throw std::invalid_argument(std::string(kind_.name) + ": there is no sample " + std::to_string(index));
   TokenCounter tokens(tokenizer_);
   const std::string name = std::string(kind_.name) + " at length " + std::to_string(options_.length);
-  for (int64_t size = size_;; size = std::max(maker_->smallest(), size - maker_->step())) {
+  const int64_t step = std::min(maker_->step(), std::max<int64_t>(1, size_ / 50));
+  for (int64_t size = size_;; size = std::max(maker_->smallest(), size - step)) {
     RulerSample sample = maker_->make(index, size, Draws(options_.seed, name + " sample " + std::to_string(index)));
     sample.length = tokens(sample.input + sample.answer_prefix) + kind_.new_tokens;
     if (sample.length <= options_.length) return sample;

@@ -62,7 +62,7 @@ class SampleMaker {
  public:
   virtual ~SampleMaker() = default;
   virtual int64_t smallest() const = 0;  // size
-  virtual int64_t step() const = 0;      // by which the size of a sample is lowered that turns out too long
+  virtual int64_t step() const = 0;      // by which RULER lowers the size of a sample that turns out too long
   virtual RulerSample make(int64_t index, int64_t size, Draws draws) const = 0;
 };
 

@@ -391,6 +391,7 @@ bool Scorer::generate(std::span<const Prepared> documents, std::vector<std::vect
     options.sampling.temperature = 0;
     Generator generator(engine_, encoder_.tokenizer());
     generator.should_stop = should_stop;
+    if (on_prefill) generator.on_prefill = [&](size_t, int64_t done, int64_t all) { on_prefill(done, all); };
     const std::vector<Completion> done = generator.run(prompts, options);
     if (should_stop && should_stop()) return false;
     for (size_t i = 0; i < wanted.size(); ++i) {

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Tests `cyfa eval` on what it generates, RULER, and on LongBench's files. Usage: eval_generated_test.py PROGRAM [unittest arguments]"""
 
+import difflib
 import json
 import os
 import subprocess
 import unittest
 
-from harness import PROGRAM, ROOT, CliTest, run
+from harness import PROGRAM, CliTest, run
 
 CONFIG = {"model_type": "cyclic_flow_attention", "vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 1, "num_heads": 1, "head_dim": 64,
           "bos_token_id": 256, "eos_token_id": 257, "tokenizer": "bytes", "max_position_embeddings": 2048}
@@ -101,6 +102,21 @@ class EvalGenerated(CliTest):
         self.assertEqual([r["metric"] for r in rows], ["classification", "rouge_l", "code_similarity"])
         self.assertTrue(all(r["documents"] == 1 and r["truncated"] == 1 for r in rows))
         self.check_error(run("eval", self.model, "longbench_qasper", "--data", self.folder), "THUDM/LongBench")
+
+    def test_similarity_of_code_is_difflibs(self):
+        answers = ["".join(chr(32 + (7 * i + n * n) % 95) for i in range(n)) for n in (5, 40, 199, 260)]
+        rows = [{"context": f"x = {n}\n" * n, "input": "", "answers": [answer]} for n, answer in enumerate(answers)]
+        (self.folder / "lcc.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        out = self.folder / "out"
+        self.rows("longbench_lcc", "--data", self.folder, "--out", out)
+        lines = [json.loads(line) for line in next(out.glob("samples_*.jsonl")).read_text(encoding="utf-8").splitlines()[1:]]
+        self.assertEqual(sorted(line["document"] for line in lines), [0, 1, 2, 3])
+        for line in lines:
+            text = line["texts"][0].lstrip("\n").split("\n")
+            code = next((part for part in text if "`" not in part and "#" not in part and "//" not in part), "")
+            answer = answers[line["document"]]
+            wanted = round(100 * difflib.SequenceMatcher(None, code, answer).ratio()) / 100 if code else 0
+            self.assertEqual(line["scores"], [wanted], text)
 
 
 if __name__ == "__main__":

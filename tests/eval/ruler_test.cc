@@ -38,7 +38,7 @@ std::vector<std::string> without_questions() {
   return names;
 }
 
-// Samples of two lengths fill at least nine tenths of it (a list of words a bit less: it grows in steps) and never exceed it.
+// Samples fill nine tenths of a length, or a bit less where it is short or a list of words grows in steps, and never exceed it.
 TEST(Ruler, SamplesFillTheLength) {
   for (const std::string& task : without_questions()) {
     for (const int64_t length : {1024, 6000}) {
@@ -47,7 +47,7 @@ TEST(Ruler, SamplesFillTheLength) {
         const RulerSample s = g.sample(i);
         SCOPED_TRACE(task + " " + std::to_string(length) + " " + std::to_string(s.length));
         EXPECT_LE(s.length, length);
-        EXPECT_GE(s.length, length * (task == "cwe" || task == "fwe" || length == 1024 ? 80 : 90) / 100);
+        EXPECT_GE(s.length, length * 9 / 10 - (task == "cwe" || task == "fwe" || length == 1024 ? length / 16 : 0));
         EXPECT_EQ(s.length, static_cast<int64_t>(small_tokenizer().encode(s.input + s.answer_prefix).size()) + ruler_kind(task).new_tokens);
         for (const std::string& output : s.outputs) EXPECT_NE(s.input.find(output), std::string::npos);
       }
@@ -73,7 +73,7 @@ TEST(Ruler, DrawsAreFixed) {
   EXPECT_EQ(Draws(42, "a stream").bits(), first);
   EXPECT_NE(Draws(43, "a stream").bits(), first);
   EXPECT_NE(Draws(42, "another").bits(), first);
-  EXPECT_EQ(generator("niah_single_1", 1024, 42, ByteTokenizer()).sample(0).outputs, std::vector<std::string>{"FIXED_NUMBER"});
+  EXPECT_EQ(generator("niah_single_1", 1024, 42, ByteTokenizer()).sample(0).outputs, std::vector<std::string>{"6093786"});
   std::vector<int> counts(10);
   for (int i = 0; i < 10000; ++i) ++counts[static_cast<size_t>(draws.below(10))];
   for (const int count : counts) EXPECT_NEAR(count, 1000, 150);
@@ -140,7 +140,7 @@ TEST(Ruler, NeedlesInEssays) {
 // Needles of 300 samples are spread over the whole essay.
 TEST(Ruler, NeedlesAreEverywhere) {
   const ByteTokenizer bytes;
-  const RulerGenerator g = generator("niah_single_2", 2000, 1, bytes);
+  const RulerGenerator g = generator("niah_single_2", 16000, 1, bytes);
   int first = 0, last = 0;
   for (int64_t i = 0; i < 300; ++i) {
     const std::string input = g.sample(i).input;
@@ -205,7 +205,7 @@ TEST(Ruler, LargestSizeTakesFewTrials) {
 
 TEST(Ruler, TooShortLengthsAreRefused) {
   for (const std::string& task : without_questions()) {
-    for (const int64_t length : {1, 150, 240}) EXPECT_THROW(generator(task, length), std::invalid_argument) << task << " " << length;
+    for (const int64_t length : {1, 150, 180}) EXPECT_THROW(generator(task, length), std::invalid_argument) << task << " " << length;
   }
   try {
     generator("niah_single_1", 150);
@@ -277,7 +277,7 @@ TEST(Haystack, Sentences) {
   out.clear();
   text.append(4, 4, out);
   EXPECT_EQ(out, "");
-  EXPECT_EQ(Haystack("A. B.").sentences(4), 4);
+  EXPECT_EQ(Haystack("Aa. Bb.").sentences(4), 4);
   EXPECT_THROW(Haystack(" \n"), std::invalid_argument);
   EXPECT_GT(Haystack::provided().words(), 20000);
 }

@@ -23,9 +23,15 @@ TEST(TextMetrics, EqualThePackages) {
   for (const auto& c : cases) {
     const auto prediction = c["prediction"].get<std::string>(), answer = c["answer"].get<std::string>();
     SCOPED_TRACE(c.dump());
-    if (c.contains("f1")) EXPECT_EQ(qa_f1(prediction, answer), c["f1"].get<double>());
-    if (c.contains("rouge_l")) EXPECT_EQ(rouge_l(prediction, answer), c["rouge_l"].get<double>());
-    if (c.contains("code")) EXPECT_EQ(code_similarity(prediction, answer), c["code"].get<double>());
+    if (c.contains("f1")) {
+      EXPECT_EQ(qa_f1(prediction, answer), c["f1"].get<double>());
+    }
+    if (c.contains("rouge_l")) {
+      EXPECT_EQ(rouge_l(prediction, answer), c["rouge_l"].get<double>());
+    }
+    if (c.contains("code")) {
+      EXPECT_EQ(code_similarity(prediction, answer), c["code"].get<double>());
+    }
     if (c.contains("classification")) {
       const auto classes = c["classes"].get<std::vector<std::string>>();
       EXPECT_EQ(classification(prediction, answer, classes), c["classification"].get<double>());
