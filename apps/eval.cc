@@ -1,6 +1,8 @@
 // cyfa eval: scores a checkpoint on evaluation tasks.
+#include <ATen/Parallel.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -77,7 +79,8 @@ bool puts_bos(const Options& options, const std::string& folder, const Tokenizer
   const fs::path file = fs::path(folder) / "tokenizer_config.json";
   if (fs::exists(file)) {
     const Json config = io::read_json(file, {.what = "a tokenizer's config", .bytes = 16 << 20, .values = 1 << 20});
-    if (config.is_object() && config.contains("add_bos_token") && config["add_bos_token"].is_boolean()) return config["add_bos_token"].get<bool>();
+    if (config.is_object() && config.contains("add_bos_token") && config["add_bos_token"].is_boolean())
+      return config["add_bos_token"].get<bool>();
   }
   return tokenizer.name() != "bytes" && tokenizer.bos().has_value();
 }
@@ -294,7 +297,8 @@ int run_eval(const Options& options) {
                    {"truncation", "left"},
                    {"seed", options.seed}};
   eval::EvaluationOptions run{.limit = options.limit, .folder = options.out, .identity = Json::object()};
-  for (const char* key : {"model_hash", "tokenizer_hash", "bos", "dtype", "device", "max_length", "seed"}) run.identity[key] = manifest[key];
+  for (const char* key : {"model_hash", "tokenizer_hash", "bos", "dtype", "device", "max_length", "seed"})
+    run.identity[key] = manifest[key];
 
   // Every file is looked for before any model runs.
   eval::DataFiles files(data_folder(options));

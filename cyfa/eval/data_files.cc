@@ -65,8 +65,8 @@ std::filesystem::path DataFiles::find(const TaskFile& file) const {
       }
     }
   }
-  std::string words = folder_.empty() ? "is needed, and no data folder is named (--data DIR, or the variable CYFA_EVAL_DATA)"
-                                      : "is missing";
+  std::string words =
+      folder_.empty() ? "is needed, and no data folder is named (--data DIR, or the variable CYFA_EVAL_DATA)" : "is missing";
   for (size_t i = 1; i < file.names.size(); ++i) words += (i == 1 ? "; so is " : ", ") + file.names[i];
   throw io::FileError(folder_ / file.names.front(), words + ". It is " + file.home + ", saved as " + file.format + "; .zst is read too");
 }

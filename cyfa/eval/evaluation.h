@@ -16,17 +16,17 @@ namespace cyfa::eval {
 struct TaskResult {
   std::string name;
   std::vector<Metric> metrics = {};  // empty if the run was stopped
-  int64_t documents = 0;        // scored
-  int64_t available = 0;        // documents of the task, without --limit
-  int64_t dropped = 0;          // left out by the task's rules
-  int64_t truncated = 0;        // documents of which the model did not see all
-  int64_t tokens = 0;           // scored or generated
-  int64_t resumed = 0;          // documents that an earlier run had finished
-  double seconds = 0;           // of this run
+  int64_t documents = 0;             // scored
+  int64_t available = 0;             // documents of the task, without --limit
+  int64_t dropped = 0;               // left out by the task's rules
+  int64_t truncated = 0;             // documents of which the model did not see all
+  int64_t tokens = 0;                // scored or generated
+  int64_t resumed = 0;               // documents that an earlier run had finished
+  double seconds = 0;                // of this run
 };
 
 struct EvaluationOptions {
-  int64_t limit = 0;             // the first documents only; 0: all
+  int64_t limit = 0;                  // the first documents only; 0: all
   std::filesystem::path folder = {};  // of the results of documents; empty: they are not kept
   Json identity = {};                 // of the run: what must be the same for finished documents to count
 };

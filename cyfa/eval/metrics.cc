@@ -103,7 +103,8 @@ double bootstrap_error(std::span<const double> values) {
 
 }  // namespace
 
-Scores::Scores(std::vector<std::string> columns, std::vector<std::vector<double>> rows) : columns_(std::move(columns)), rows_(std::move(rows)) {
+Scores::Scores(std::vector<std::string> columns, std::vector<std::vector<double>> rows)
+    : columns_(std::move(columns)), rows_(std::move(rows)) {
   for (const std::vector<double>& row : rows_) {
     if (row.size() != columns_.size()) throw std::logic_error("scores: a row has " + std::to_string(row.size()) + " numbers");
   }

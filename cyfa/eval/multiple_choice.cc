@@ -92,7 +92,8 @@ std::string hellaswag_text(std::string_view raw) {
 }
 
 Question hellaswag_question(const Json& row) {
-  const std::string query = text_field(row, "activity_label") + ": " + text_field(row, "ctx_a") + " " + capitalized(text_field(row, "ctx_b"));
+  const std::string query =
+      text_field(row, "activity_label") + ": " + text_field(row, "ctx_a") + " " + capitalized(text_field(row, "ctx_b"));
   std::vector<std::string> endings;
   for (const std::string& ending : list_field(row, "endings")) endings.push_back(hellaswag_text(ending));
   return question_of(hellaswag_text(query), endings, integer_field(row, "label"));
@@ -125,7 +126,8 @@ std::vector<Question> read(const TaskInput& input, const std::filesystem::path& 
 }  // namespace
 
 std::unique_ptr<Task> load_arc(const TaskInput& input, const TaskKind& kind) {
-  return std::make_unique<MultipleChoice>(read(input, input.files.find(kind.files.front()), arc_question), true, kind.name == "arc_challenge");
+  return std::make_unique<MultipleChoice>(read(input, input.files.find(kind.files.front()), arc_question), true,
+                                          kind.name == "arc_challenge");
 }
 
 std::unique_ptr<Task> load_hellaswag(const TaskInput& input, const TaskKind& kind) {
@@ -144,7 +146,8 @@ std::unique_ptr<Task> load_piqa(const TaskInput& input, const TaskKind& kind) {
   input.files.lines(path, [&](const Json& row) {
     own = own && row.contains("label");
     const int64_t label = own ? integer_field(row, "label") : 0;
-    questions.push_back(question_of("Question: " + text_field(row, "goal") + "\nAnswer:", {text_field(row, "sol1"), text_field(row, "sol2")}, label));
+    questions.push_back(
+        question_of("Question: " + text_field(row, "goal") + "\nAnswer:", {text_field(row, "sol1"), text_field(row, "sol2")}, label));
   });
   if (own) return std::make_unique<MultipleChoice>(std::move(questions), true, false);
   const std::filesystem::path beside = input.files.find(kind.files.at(1));

@@ -90,8 +90,10 @@ std::string wikitext_text(std::string text) {
   const auto replace = [&](const char* from, const char* to) { text = replaced(text, from, to); };
   replace("s '", "s'");
   for (const char* mark : {"-", ",", "."}) replace((std::string(" @") + mark + "@ ").c_str(), mark);
-  for (const char* mark : {":", ";", ".", "!", "?", ","}) replace((std::string(" ") + mark + " ").c_str(), (std::string(mark) + " ").c_str());
-  for (const auto& [open, close] : {std::pair('(', ')'), {'[', ']'}, {'{', '}'}, {'"', '"'}, {'\'', '\''}}) text = trimmed_inside(text, open, close);
+  for (const char* mark : {":", ";", ".", "!", "?", ","})
+    replace((std::string(" ") + mark + " ").c_str(), (std::string(mark) + " ").c_str());
+  for (const auto& [open, close] : {std::pair('(', ')'), {'[', ']'}, {'{', '}'}, {'"', '"'}, {'\'', '\''}})
+    text = trimmed_inside(text, open, close);
   replace("= = = =", "====");
   replace("= = =", "===");
   replace("= =", "==");

@@ -68,7 +68,8 @@ std::optional<std::string> cut(const Json& row, const char* field, const std::ve
     }
   }
   const int64_t room = kContext - kAnswer, half = room / 2, all = static_cast<int64_t>(ids.size());
-  auto place = static_cast<int64_t>(tokens_before(encoder, found == std::string_view::npos ? without_last(context) : context.substr(0, found)));
+  auto place =
+      static_cast<int64_t>(tokens_before(encoder, found == std::string_view::npos ? without_last(context) : context.substr(0, found)));
   if (found == std::string_view::npos && place > room && row.contains("tok_pos")) place = integer_field(row, "tok_pos");
   const int64_t start = std::min(std::max<int64_t>(0, place - half), all), end = std::clamp(place + room - (place - start), start, all);
   return encoder.decode(std::span(ids).subspan(static_cast<size_t>(start), static_cast<size_t>(end - start)));
@@ -135,10 +136,10 @@ struct Suite {
 
 const std::vector<Suite>& suites() {
   static const std::vector<Suite> all = {
-      {"based_fda", "text", {"key", "value"}, fda_prompt},   {"based_swde", "text", {"key", "value"}, swde_prompt},
-      {"based_squad", "text", {"value"}, squad_prompt},      {"based_nq_512", "context", {"answers"}, nq_prompt},
-      {"based_nq_1024", "context", {"answers"}, nq_prompt},  {"based_nq_2048", "context", {"answers"}, nq_prompt},
-      {"based_triviaqa", "context", {}, triviaqa_prompt},    {"based_drop", "context", {}, drop_prompt},
+      {"based_fda", "text", {"key", "value"}, fda_prompt},  {"based_swde", "text", {"key", "value"}, swde_prompt},
+      {"based_squad", "text", {"value"}, squad_prompt},     {"based_nq_512", "context", {"answers"}, nq_prompt},
+      {"based_nq_1024", "context", {"answers"}, nq_prompt}, {"based_nq_2048", "context", {"answers"}, nq_prompt},
+      {"based_triviaqa", "context", {}, triviaqa_prompt},   {"based_drop", "context", {}, drop_prompt},
   };
   return all;
 }

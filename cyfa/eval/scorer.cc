@@ -14,11 +14,11 @@
 namespace cyfa::eval {
 namespace {
 
-constexpr size_t kLeastShared = 8;      // tokens: sharing fewer costs more in copies of states than it saves
-constexpr size_t kSegment = 4096;       // longer sequences of kTokens are read in segments, from state to state
-constexpr int64_t kLeastRows = 64;      // of a matrix product: below a few rows per thread, MKL adds in another order
-constexpr int64_t kHeadRows = 512;      // rows whose logits exist at the same time
-constexpr double kStateBytes = 1 << 30; // most memory for the states of one layer in a pack
+constexpr size_t kLeastShared = 8;       // tokens: sharing fewer costs more in copies of states than it saves
+constexpr size_t kSegment = 4096;        // longer sequences of kTokens are read in segments, from state to state
+constexpr int64_t kLeastRows = 64;       // of a matrix product: below a few rows per thread, MKL adds in another order
+constexpr int64_t kHeadRows = 512;       // rows whose logits exist at the same time
+constexpr double kStateBytes = 1 << 30;  // most memory for the states of one layer in a pack
 
 size_t common_beginning(const std::vector<ScoredSequence>& group) {
   if (group.size() < 2) return 0;
@@ -304,7 +304,8 @@ void Scorer::score(std::span<const Prepared> documents, std::vector<std::vector<
   }
   std::vector<size_t> order(targets.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return std::pair(targets[a].place, a) < std::pair(targets[b].place, b); });
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return std::pair(targets[a].place, a) < std::pair(targets[b].place, b); });
   std::vector<int64_t> rows, ids;
   for (const size_t i : order) {
     rows.push_back(row_of_place[targets[i].place]);

@@ -20,9 +20,9 @@
 namespace cyfa::eval {
 
 struct ScorerOptions {
-  int64_t max_length = 2048;      // tokens that the model is given at most, except by Request::Kind::kTokens and may_truncate = false
-  int64_t batch_tokens = 8192;    // most tokens in one forward, unless a single document has more
-  int64_t batch_sequences = 32;   // most texts that are generated together
+  int64_t max_length = 2048;     // tokens that the model is given at most, except by Request::Kind::kTokens and may_truncate = false
+  int64_t batch_tokens = 8192;   // most tokens in one forward, unless a single document has more
+  int64_t batch_sequences = 32;  // most texts that are generated together
 };
 
 // Tokens of which some are scored: targets[i] follows inputs[first + i].

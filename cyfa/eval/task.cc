@@ -47,7 +47,8 @@ TaskName parse_name(const std::string& word) {
   if (!result.argument.empty() && kind.argument.empty()) throw std::invalid_argument("task " + name + " takes nothing behind a colon");
   if (result.argument.empty() && !kind.argument.empty())
     throw std::invalid_argument("task " + name + " needs an argument: " + name + ":" + kind.argument);
-  if (result.length && !kind.length) throw std::invalid_argument("task " + name + " has no length; leave out @" + std::to_string(*result.length));
+  if (result.length && !kind.length)
+    throw std::invalid_argument("task " + name + " has no length; leave out @" + std::to_string(*result.length));
   if (!result.length) result.length = kind.length;
   return result;
 }

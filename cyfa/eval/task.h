@@ -39,13 +39,14 @@ class Task {
 // What a task is loaded from. Everything that its documents depend on is here.
 struct TaskInput {
   DataFiles& files;
-  const Encoder& encoder;         // the model's tokenizer
-  int64_t max_length = 0;         // tokens that the model is given at most
-  std::string argument = {};      // of "NAME:ARGUMENT"; empty if there is none
+  const Encoder& encoder;              // the model's tokenizer
+  int64_t max_length = 0;              // tokens that the model is given at most
+  std::string argument = {};           // of "NAME:ARGUMENT"; empty if there is none
   std::optional<int64_t> length = {};  // of "NAME@LENGTH": the length in tokens of what a task generates
-  int64_t limit = 0;              // generators make this many documents; 0: as many as the task's definition says
-  uint64_t seed = 42;             // of generators
-  std::filesystem::path haystack = {};  // text in which generators hide needles: a file or folder; empty: the one in the program
+  int64_t limit = 0;                   // generators make this many documents; 0: as many as the task's definition says
+  uint64_t seed = 42;                  // of generators
+  // Text in which generators hide needles: a file, or a folder of files. Empty: the one that comes with the program.
+  std::filesystem::path haystack = {};
 };
 
 // An entry of the registry.
@@ -54,8 +55,8 @@ struct TaskKind {
   std::string about;                // one line for `cyfa eval --tasks`
   std::vector<std::string> groups;  // names that stand for several tasks: "paper", "mc", "recall", ...
   std::unique_ptr<Task> (*load)(const TaskInput& input, const TaskKind& kind);
-  std::vector<TaskFile> files = {};  // that load() reads
-  std::string argument = {};         // what stands behind NAME: in help ("FILE"); empty: nothing
+  std::vector<TaskFile> files = {};    // that load() reads
+  std::string argument = {};           // what stands behind NAME: in help ("FILE"); empty: nothing
   std::optional<int64_t> length = {};  // default of NAME@LENGTH; absent: the task has no length
 };
 

@@ -59,13 +59,12 @@ struct Capitals {
   uint32_t first, last, step, to_small;
 };
 constexpr Capitals kCapitals[] = {
-    {'A', 'Z', 1, 32},           {0xC0, 0xD6, 1, 32},         {0xD8, 0xDE, 1, 32},         {0x100, 0x12E, 2, 1},
-    {0x132, 0x136, 2, 1},        {0x139, 0x147, 2, 1},        {0x14A, 0x176, 2, 1},        {0x179, 0x17D, 2, 1},
-    {0x1CD, 0x1DB, 2, 1},        {0x1DE, 0x1EE, 2, 1},        {0x1F8, 0x21E, 2, 1},        {0x386, 0x386, 1, 38},
-    {0x388, 0x38A, 1, 37},       {0x38C, 0x38C, 1, 64},       {0x38E, 0x38F, 1, 63},       {0x391, 0x3A1, 1, 32},
-    {0x3A3, 0x3AB, 1, 32},       {0x400, 0x40F, 1, 80},       {0x410, 0x42F, 1, 32},       {0x460, 0x480, 2, 1},
-    {0x48A, 0x4BE, 2, 1},        {0x4C1, 0x4CD, 2, 1},        {0x4D0, 0x52E, 2, 1},        {0x531, 0x556, 1, 48},
-    {0x1E00, 0x1E94, 2, 1},      {0x1EA0, 0x1EFE, 2, 1},      {0xFF21, 0xFF3A, 1, 32},
+    {'A', 'Z', 1, 32},      {0xC0, 0xD6, 1, 32},     {0xD8, 0xDE, 1, 32},   {0x100, 0x12E, 2, 1},  {0x132, 0x136, 2, 1},
+    {0x139, 0x147, 2, 1},   {0x14A, 0x176, 2, 1},    {0x179, 0x17D, 2, 1},  {0x1CD, 0x1DB, 2, 1},  {0x1DE, 0x1EE, 2, 1},
+    {0x1F8, 0x21E, 2, 1},   {0x386, 0x386, 1, 38},   {0x388, 0x38A, 1, 37}, {0x38C, 0x38C, 1, 64}, {0x38E, 0x38F, 1, 63},
+    {0x391, 0x3A1, 1, 32},  {0x3A3, 0x3AB, 1, 32},   {0x400, 0x40F, 1, 80}, {0x410, 0x42F, 1, 32}, {0x460, 0x480, 2, 1},
+    {0x48A, 0x4BE, 2, 1},   {0x4C1, 0x4CD, 2, 1},    {0x4D0, 0x52E, 2, 1},  {0x531, 0x556, 1, 48}, {0x1E00, 0x1E94, 2, 1},
+    {0x1EA0, 0x1EFE, 2, 1}, {0xFF21, 0xFF3A, 1, 32},
 };
 
 uint32_t small(uint32_t code) {
@@ -184,9 +183,7 @@ size_t find_ignoring_case(std::string_view text, std::string_view wanted) {
   return std::string_view::npos;
 }
 
-bool ends_ignoring_case(std::string_view text, std::string_view ending) {
-  return lower(text).ends_with(lower(ending));
-}
+bool ends_ignoring_case(std::string_view text, std::string_view ending) { return lower(text).ends_with(lower(ending)); }
 
 bool contains_any(std::string_view text, const std::vector<std::string>& wanted) {
   const std::string small_text = lower(text);
