@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <iostream>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "apps/checkpoint_folder.h"
@@ -109,7 +110,8 @@ class Screen {
   // Only prompts that take a while.
   void prefill(int64_t done, int64_t all) {
     if (quiet_ || !terminal_ || all < 65536) return;
-    std::cerr << text("\r\x1b[Kreading a prompt: %lld of %lld tokens", static_cast<long long>(done), static_cast<long long>(all)) << std::flush;
+    std::cerr << text("\r\x1b[Kreading a prompt: %lld of %lld tokens", static_cast<long long>(done), static_cast<long long>(all))
+              << std::flush;
   }
   void end_task() {
     if (!quiet_ && terminal_) std::cerr << "\r\x1b[K" << std::flush;
@@ -125,24 +127,29 @@ class Screen {
 };
 
 // Groups whose tasks have a common mean, when all of them were run.
-constexpr const char* kAveraged[] = {"zeroshot", "recall"};
+constexpr const char* kAveraged[] = {"zeroshot", "recall", "ruler", "longbench"};
 
+// Tasks with a length have a mean for each length.
 std::vector<TaskResult> with_means(std::vector<TaskResult> results) {
+  std::vector<TaskResult> means;
   for (const char* group : kAveraged) {
-    double sum = 0;
-    int64_t members = 0, found = 0;
+    std::map<std::string, std::vector<double>> values;  // by "@LENGTH"
+    size_t members = 0;
     for (const TaskKind& kind : eval::task_kinds()) {
       if (std::find(kind.groups.begin(), kind.groups.end(), group) == kind.groups.end()) continue;
       ++members;
       for (const TaskResult& r : results) {
-        if (r.name != kind.name || r.metrics.empty()) continue;
-        ++found;
-        sum += r.metrics.front().value;
+        const size_t at = std::min(r.name.find('@'), r.name.size());
+        if (r.name.substr(0, at) == kind.name && !r.metrics.empty()) values[r.name.substr(at)].push_back(r.metrics.front().value);
       }
     }
-    if (found == members && members > 0)
-      results.push_back({.name = group, .metrics = {{.name = "mean", .value = sum / static_cast<double>(members)}}});
+    for (const auto& [length, found] : values) {
+      if (found.size() != members) continue;
+      const double mean = std::accumulate(found.begin(), found.end(), 0.0) / static_cast<double>(members);
+      means.push_back({.name = group + length, .metrics = {{.name = "mean", .value = mean}}});
+    }
   }
+  results.insert(results.end(), means.begin(), means.end());
   return results;
 }
 
@@ -304,9 +311,12 @@ int run_eval(const Options& options) {
   eval::DataFiles files(data_folder(options));
   std::vector<std::unique_ptr<eval::Task>> tasks;
   for (const eval::TaskName& name : names) {
-    tasks.push_back(eval::load_task(
-        name, {.files = files, .encoder = encoder, .max_length = scoring.max_length, .limit = options.limit, .seed = options.seed,
-               .haystack = options.haystack}));
+    tasks.push_back(eval::load_task(name, {.files = files,
+                                           .encoder = encoder,
+                                           .max_length = scoring.max_length,
+                                           .limit = options.limit,
+                                           .seed = options.seed,
+                                           .haystack = options.haystack}));
   }
   Json hashes = Json::object();
   for (const auto& [file, hash] : files.hashes()) hashes[file] = hex(hash);
