@@ -417,7 +417,6 @@ void add_eval(CLI::App& app, Action& action) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
   command->add_option("--lengths", options->lengths, "Lengths in tokens of tasks that have one and are named without it")
-      ->type_name("N...")
       ->check(CLI::PositiveNumber)
       ->default_str("each task's own");
   command->add_option("--haystack", options->haystack, "Text that RULER's needles are hidden in: a file, or a folder of files")
