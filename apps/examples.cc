@@ -80,6 +80,7 @@ constexpr Example kExamples[] = {
     {"eval", "--tasks", "the tasks, and what each needs"},
     {"eval", "DIR arc_easy hellaswag --data data", "two tasks, from files in the folder data"},
     {"eval", "DIR paper --data data -o results", "the paper's tasks; the same command continues an interrupted run"},
+    {"eval", "DIR needles --lengths 1024 4096 --limit 100", "RULER's needles in texts of two lengths"},
     {"eval", "DIR text:book.txt positions:book.txt@8192", "perplexity of a text, and its loss by position in long sequences"},
 
     {"probe", "DIR text.txt", "tables of what the clock does on a text"},
