@@ -119,7 +119,8 @@ class GenerationRun {
     const int64_t tokens = std::min(prefill_chunk(), static_cast<int64_t>(prompts_.front().ids.size()));
     const ModelState empty = model_.initial_state(1);
     for (int i = 0; i < 2 && tokens > 0; ++i) {
-      const LmOutput out = g_.engine_.forward(at::zeros({1, tokens}, at::kLong), std::nullopt, prompts_.front().snapshot ? &empty : nullptr);
+      const LmOutput out =
+          g_.engine_.forward(at::zeros({1, tokens}, at::kLong), std::nullopt, prompts_.front().snapshot ? &empty : nullptr);
       sampler_->draw(model_.head_step(w, out.hidden.select(1, tokens - 1)));
       sampler_->read();
     }

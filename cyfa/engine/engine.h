@@ -49,7 +49,8 @@ class StepEngine {
 struct StepOptions {
   std::optional<at::ScalarType> compute = {};  // type of the matrices; default: their stored type
   std::string engine = "auto";
-  // On a GPU, capture the step, and the forward of a prompt of up to 4,096 tokens, in CUDA graphs and replay them, if the mixers support that.
+  // On a GPU, capture the step, and the forward of a prompt of up to 4,096 tokens, in CUDA graphs and replay them, if the mixers support
+  // that.
   bool record = true;
 };
 

@@ -20,6 +20,9 @@ namespace {
 cudaStream_t stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
 const float* floats(const at::Tensor& x) { return x.defined() ? x.const_data_ptr<float>() : nullptr; }
 
+// Few rows would leave most of the GPU without a convolution task of the usual size.
+constexpr int64_t kFewRows = 4096, kShortTask = 64;
+
 template <class T>
 size_t append(std::vector<char>& bytes, const std::vector<T>& values) {
   const size_t at = (bytes.size() + alignof(T) - 1) / alignof(T) * alignof(T);
@@ -68,6 +71,7 @@ RowTables::RowTables(const std::vector<int64_t>& offsets, int64_t rows)
   std::vector<cyclic_flow::Tile> tiles;
   std::vector<rowwise::ConvTask> tasks;
   std::vector<int32_t> firsts = {0};
+  const int64_t task_tokens = rows <= kFewRows ? kShortTask : rowwise::kConvTokens;
   for (size_t n = 0; n + 1 < offsets.size(); ++n) {
     const int64_t first = offsets[n], last = offsets[n + 1];
     for (int64_t t = first; t < last; t += cyclic_flow::kTileTokens) {
@@ -77,8 +81,8 @@ RowTables::RowTables(const std::vector<int64_t>& offsets, int64_t rows)
     longest_ = std::max(longest_, firsts[n + 1] - firsts[n]);
     // Padding is convolved too: the operator copies whole tiles, whose rows after the sequence must be finite.
     const int64_t end = n + 2 == offsets.size() ? rows : last;
-    for (int64_t t = first; t < end; t += rowwise::kConvTokens) {
-      tasks.push_back({t, std::min(end, t + rowwise::kConvTokens), first, last, static_cast<int64_t>(n)});
+    for (int64_t t = first; t < end; t += task_tokens) {
+      tasks.push_back({t, std::min(end, t + task_tokens), first, last, static_cast<int64_t>(n)});
     }
   }
   tiles_ = static_cast<int32_t>(tiles.size());

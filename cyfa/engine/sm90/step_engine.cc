@@ -117,7 +117,8 @@ class Sm90Step final : public StepEngine {
     const std::vector<int64_t> offsets = offsets_of(ids, cu_seqlens);
     const auto N = static_cast<int64_t>(offsets.size()) - 1;
     if (initial != nullptr && initial->sequences() != N) {
-      ops::check::fail("model", "the initial state has " + std::to_string(initial->sequences()) + " sequences, wanted " + std::to_string(N));
+      ops::check::fail("model",
+                       "the initial state has " + std::to_string(initial->sequences()) + " sequences, wanted " + std::to_string(N));
     }
     const c10::cuda::CUDAGuard guard(model_.device());
     const bool fills_up = N == 1 && prefill_->fused();

@@ -203,7 +203,8 @@ class FlowFunction : public torch::autograd::Function<FlowFunction> {
     const c10::cuda::CUDAGuard guard(x.device());
     const auto [y, p] = project_rows(as_rows(x), w, ops::row_kernels::conv_tasks(offsets, x.device()));
     variable_list out;
-    for (const at::Tensor& part : {p.q, p.k, p.v, p.log_alpha, p.beta, p.delta, p.gate}) out.push_back(part.view(shaped_as(x, part.size(1))));
+    for (const at::Tensor& part : {p.q, p.k, p.v, p.log_alpha, p.beta, p.delta, p.gate})
+      out.push_back(part.view(shaped_as(x, part.size(1))));
     ctx->save_for_backward({x, y});
     ctx->saved_data["offsets"] = offsets;
     keep(ctx, w);

@@ -31,8 +31,8 @@ struct FlowProjections {
   at::Tensor gate;                    // [B, T, H V]
 };
 FlowProjections flow_projections(const at::Tensor& x, const FlowWeights& w, const std::optional<at::Tensor>& cu_seqlens);
-// The same without autograd, on the rows x [R, D] of all sequences: results [R, ...]. `tasks` is conv_tasks() of the sequences; `before`, if
-// defined, are the rows before each sequence in bf16, [N, taps - 1, width].
+// The same without autograd, on the rows x [R, D] of all sequences: results [R, ...]. `tasks` is conv_tasks() of the sequences; `before`,
+// if defined, are the rows before each sequence in bf16, [N, taps - 1, width].
 struct FlowRows {
   at::Tensor y;  // the fused projection
   FlowProjections p;

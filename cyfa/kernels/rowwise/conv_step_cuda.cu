@@ -1,5 +1,5 @@
-// Decode step of the short convolution, and the state that a forward leaves for it (rowwise_cuda.h): one thread per column and sequence. The
-// step overwrites y and shifts the state.
+// Decode step of the short convolution, and the state that a forward leaves for it (rowwise_cuda.h): one thread per column and sequence.
+// The step overwrites y and shifts the state.
 #include <algorithm>
 
 #include "cyfa/kernels/rowwise/vector.cuh"
