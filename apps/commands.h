@@ -32,6 +32,7 @@ void add_verify_model(CLI::App& verify, Action& action);
 void add_bench_op(CLI::App& bench, Action& action);
 void add_bench_decode(CLI::App& bench, Action& action);
 void add_bench_load(CLI::App& bench, Action& action);
+void add_bench_prefill(CLI::App& bench, Action& action);
 void add_bench_train(CLI::App& bench, Action& action);
 void add_bench_state(CLI::App& bench, Action& action);
 void add_show_clock(CLI::App& show, Action& action);

@@ -42,6 +42,9 @@ constexpr Example kExamples[] = {
     {"bench decode", "cyfa-bytes-2m --B 1 8 64", "three batch sizes of a model with random parameters"},
     {"bench decode", "DIR --dtype fp32", "a checkpoint in fp32"},
 
+    {"bench prefill", "cyfa-bytes-2m --T 64 512", "prompts of two lengths"},
+    {"bench prefill", "DIR --T 3000 --chunk 1000", "a checkpoint; three forwards"},
+
     {"bench load", "DIR", "as for generating: the file is mapped"},
     {"bench load", "DIR --writable", "as for training: the weights are copied"},
 
