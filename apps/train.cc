@@ -46,14 +46,41 @@ int64_t count_in(const Json& manifest, const char* key) {
   return manifest.contains(key) && manifest[key].is_number_integer() ? manifest[key].get<int64_t>() : 0;
 }
 
+// The ranks of the run: all of them, and those that share the tokens of a batch (context parallel). This process alone if it is.
+struct Groups {
+  Group all, context;
+
+  int readers() const { return all.size() / context.size(); }  // ranks, or groups of ranks, that read batches of their own
+};
+
+Groups joined(const Recipe& recipe) {
+  const Launcher* started = launcher();
+  const int64_t ranks = started == nullptr ? 1 : started->ranks, context = recipe.context_ranks;
+  if (ranks % context != 0) {
+    throw std::invalid_argument("recipe: context_ranks is " + std::to_string(context) + ", wanted a divisor of the number of ranks, " +
+                                std::to_string(ranks));
+  }
+  if (started == nullptr) return {};
+  if (const int64_t parts = recipe.accumulate * ranks / context; recipe.batch % parts != 0) {
+    throw std::invalid_argument("recipe: batch is " + std::to_string(recipe.batch) + ", wanted a multiple of accumulate times " +
+                                (context > 1 ? "ranks / context_ranks" : "ranks") + " = " + std::to_string(parts));
+  }
+  const std::string names = started->join(recipe.device, 60 * recipe.timeout_minutes, static_cast<int>(context));
+  Groups groups = {{names.substr(0, names.find(' ')), started->rank, started->ranks}, {}};
+  if (context > 1) {
+    groups.context = {names.substr(names.find(' ') + 1), started->rank % static_cast<int>(context), static_cast<int>(context)};
+  }
+  return groups;
+}
+
 // A rank's rows of every micro-batch. All ranks together read what one would.
-std::shared_ptr<Batches> batches_of(const TokenData& data, const Recipe& recipe, const Group& group, bool shuffle,
+std::shared_ptr<Batches> batches_of(const TokenData& data, const Recipe& recipe, const Groups& groups, bool shuffle,
                                     const std::vector<ReadText>& before = {}) {
   BatchOptions options;
   options.T = recipe.context;
-  options.B = recipe.batch / recipe.accumulate / group.size();
-  options.rank = group.rank();
-  options.ranks = group.size();
+  options.B = recipe.batch / recipe.accumulate / groups.readers();
+  options.rank = groups.all.rank() / groups.context.size();
+  options.ranks = groups.readers();
   options.seed = recipe.seed;
   options.shuffle = shuffle;
   options.reset_documents = recipe.reset_documents;
@@ -203,17 +230,6 @@ std::vector<ReadText> read_by_checkpoint(const fs::path& checkpoint, const Token
   return read;
 }
 
-// The group of all ranks; this process alone if there are no others.
-Group joined(const Recipe& recipe) {
-  const Launcher* all = launcher();
-  if (all == nullptr) return {};
-  if (recipe.batch % (recipe.accumulate * all->ranks) != 0) {
-    throw std::invalid_argument("recipe: batch is " + std::to_string(recipe.batch) + ", wanted a multiple of accumulate times ranks = " +
-                                std::to_string(recipe.accumulate * all->ranks));
-  }
-  return {all->join(recipe.device, 60 * recipe.timeout_minutes), all->rank, all->ranks};
-}
-
 at::Device device_of(const Recipe& recipe) {
   const at::Device device = parse_device(recipe.device);
   if (launcher() == nullptr || !device.is_cuda()) return device;
@@ -225,7 +241,8 @@ int train(Options options) {
   Notes notes;
   const bool leads = launcher() == nullptr || launcher()->rank == 0;
   if (launcher() != nullptr && launcher()->restarts > 0 && fs::exists(fs::path(options.folder) / kRecipeFile)) {
-    notes.push_back(text("torchrun has restarted all ranks (restart %d): the run goes on from its newest checkpoint", launcher()->restarts));
+    notes.push_back(text("torchrun has restarted all ranks (restart %d): the run goes on from its newest checkpoint",
+                         launcher()->restarts));
     options.resume = true;
     options.from = -1;
   }
@@ -238,12 +255,14 @@ int train(Options options) {
   for (const std::string& assignment : options.assignments) recipe.set(assignment);
   recipe.check();
   if (recipe.data.empty()) throw std::invalid_argument("recipe: data is empty, wanted a folder made by `cyfa prepare`");
+  const Groups groups = joined(recipe);
+  const Group& group = groups.all;
+  folder.join(group);
+  group.all_gather_text("");  // the first rank has opened the folder, and removed what killed processes left in it
   if (options.resume) {
     from = resumed_checkpoint(folder, options);
     compare_recipes(before, recipe, from, notes);
   }
-  const Group group = joined(recipe);
-  folder.join(group);
   const Json begun = options.resume ? folder.manifest() : Json::object();
   set_threads(recipe, begun, notes);
   const at::Device device = device_of(recipe);
@@ -280,7 +299,7 @@ int train(Options options) {
     read = read_by_checkpoint(recipe.model, data, notes);
   }
 
-  const std::shared_ptr<Batches> batches = batches_of(data, recipe, group, true, read);
+  const std::shared_ptr<Batches> batches = batches_of(data, recipe, groups, true, read);
   RunFacts facts;
   const fs::path named = fs::path(recipe.data).lexically_normal();
   facts.data = (named.has_filename() ? named : named.parent_path()).filename().string();
@@ -289,8 +308,8 @@ int train(Options options) {
   facts.read = [batches, parts = recipe.accumulate](int64_t steps) { return batches->read_after(steps * parts); };
   add_tokenizer(data, facts, notes);
   folder.describe(std::move(facts));
-  Trainer trainer(model, recipe, source_of(batches), validation ? source_of(batches_of(*validation, recipe, group, false)) : BatchSource(),
-                  &folder, group);
+  Trainer trainer(model, recipe, source_of(batches), validation ? source_of(batches_of(*validation, recipe, groups, false)) : BatchSource(),
+                  &folder, group, groups.context);
   if (from) {
     trainer.resume(*from);
     if (const std::string warning = trainer.warning(); !warning.empty()) notes.push_back(warning);
@@ -338,10 +357,12 @@ int train(Options options) {
     manifest.update(session);
   }
   folder.start(recipe, manifest);
+  const std::string on = group.alone() ? "" : text(" on %d ranks", group.size());
+  const std::string after = from ? text(", resuming after step %lld", static_cast<long long>(from->step)) : "";
   screen.note(text("%s: %.1f million parameters, %lld tokens of data, %lld steps of %lld tokens%s%s; MFU against %.3g TFLOP/s measured",
                    options.folder.c_str(), static_cast<double>(model.table().numel()) * 1e-6, static_cast<long long>(data.tokens()),
-                   static_cast<long long>(recipe.steps), static_cast<long long>(recipe.batch * recipe.context),
-                   group.alone() ? "" : text(" on %d ranks", group.size()).c_str(), from ? text(", resuming after step %lld", static_cast<long long>(from->step)).c_str() : "", screen.peak() * 1e-12));
+                   static_cast<long long>(recipe.steps), static_cast<long long>(recipe.batch * recipe.context), on.c_str(), after.c_str(),
+                   screen.peak() * 1e-12));
   for (const std::string& note : notes) screen.note(note);
   trainer.on_step = [&](const Json& row) { screen.step(row); };
   trainer.on_note = [&](const std::string& note) { screen.note(note); };

@@ -70,8 +70,9 @@ void TrainScreen::step(const Json& row) {
   if (row.contains("ranks")) {
     const auto of_ranks = [&](const char* key) { return row.at("ranks").at(key).get<double>(); };
     const double step_seconds = static_cast<double>(recipe_.batch * recipe_.context) / rate;
-    line += text("  waiting %.0f%%  slowest rank %.0f (%+.0f%%)", 100 * of_ranks("seconds_waiting_per_step") / step_seconds, of_ranks("slowest"),
-                 100 * (of_ranks("slowest_seconds_per_step") / std::max(of_ranks("seconds_computing_per_step"), 1e-9) - 1));
+    const double mean = std::max(of_ranks("seconds_computing_per_step"), 1e-9);
+    line += text("  waiting %.0f%%  slowest rank %.0f (%+.0f%%)", 100 * of_ranks("seconds_waiting_per_step") / step_seconds,
+                 of_ranks("slowest"), 100 * (of_ranks("slowest_seconds_per_step") / mean - 1));
   }
   if (row.contains("eval_loss")) line += "  validation " + figure(number("eval_loss"), 4);
   std::cout << (terminal_ ? "\r\033[K" : "") << line << (terminal_ && !logged ? "" : "\n") << std::flush;

@@ -46,6 +46,10 @@ const EngineKind& chosen(const std::string& what, const std::string& name, const
 
 }  // namespace
 
+void TrainEngine::cut(std::shared_ptr<const SequenceCut> cut) {
+  if (cut) throw std::invalid_argument("training: engine " + name() + " does not cut sequences over ranks; wanted engine = \"portable\"");
+}
+
 std::vector<std::string> engine_names() {
   std::vector<std::string> names = {"auto"};
   for (const EngineKind& kind : kEngines) names.emplace_back(kind.name);

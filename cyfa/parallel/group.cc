@@ -14,30 +14,41 @@ namespace {
 
 std::atomic<bool> waiting = false;
 
-c10::OperatorHandle operation(const char* name) {
-  const auto found = c10::Dispatcher::singleton().findSchema({std::string("_c10d_functional::") + name, ""});
-  if (!found) throw std::runtime_error(std::string("this torch has no collective ") + name + "; it was built without distributed");
-  return *found;
-}
+// A group of torch.distributed. Boxed calls, since the type of the group's argument differs between versions of torch.
+class TorchDistributed final : public Collectives {
+ public:
+  TorchDistributed(std::string name, int64_t size) : name_(std::move(name)), size_(size) {}
 
-// Boxed calls, since the type of the group's argument differs between versions of torch.
-at::Tensor call(const char* name, std::vector<c10::IValue> arguments) {
-  const at::NoGradGuard no_grad;
-  torch::jit::Stack stack = std::move(arguments);
-  operation(name).callBoxed(&stack);
-  return stack.at(0).toTensor();
-}
+  void all_reduce(const at::Tensor& x) override { call("all_reduce_", {x, "sum", name_}); }
+  void reduce_scatter(const at::Tensor& part, const at::Tensor& x) override {
+    call("reduce_scatter_tensor_out", {x, "sum", size_, name_, part});
+  }
+  void all_gather(const at::Tensor& all, const at::Tensor& part) override {
+    call("all_gather_into_tensor_out", {part, size_, name_, all});
+  }
+  void finish(const at::Tensor& result) override { call("wait_tensor", {result}); }
+
+ private:
+  static void call(const char* name, torch::jit::Stack stack) {
+    const auto found = c10::Dispatcher::singleton().findSchema({std::string("_c10d_functional::") + name, ""});
+    if (!found) throw std::runtime_error(std::string("this torch has no collective ") + name + "; it was built without distributed");
+    found->callBoxed(&stack);
+  }
+
+  std::string name_;
+  int64_t size_;
+};
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 // Runs a part of a collective; whatever torch throws there is a failure of the group.
 template <class Work>
-auto attempt(const Work& work) {
+void attempt(const Work& work) {
+  const at::NoGradGuard no_grad;
   waiting = true;
   try {
-    auto result = work();
+    work();
     waiting = false;
-    return result;
   } catch (const c10::Error& e) {
     waiting = false;
     throw GroupError("the exchange with the other ranks failed: " + first_line(e.what_without_backtrace()));
@@ -53,15 +64,16 @@ double share(int size) { return static_cast<double>(size - 1) / size; }
 
 bool Group::waits() { return waiting; }
 
-Group::Group(std::string name, int rank, int size)
-    : name_(std::move(name)), rank_(rank), size_(size), traffic_(std::make_shared<Traffic>()) {}
+Group::Group(const std::string& name, int rank, int size) : Group(std::make_shared<TorchDistributed>(name, size), rank, size) {}
 
-Group::Pending Group::begin(const char* op, std::vector<c10::IValue> arguments, const at::Tensor& result, double bytes) const {
-  attempt([&] { return call(op, std::move(arguments)); });
-  traffic_->bytes += bytes;
+Group::Group(std::shared_ptr<Collectives> collectives, int rank, int size)
+    : shared_(std::make_shared<Shared>(Shared{std::move(collectives), {}})), rank_(rank), size_(size) {}
+
+Group::Pending Group::begun(const at::Tensor& result, double bytes) const {
+  shared_->traffic.bytes += bytes;
   Pending pending;
   pending.tensor_ = result;
-  pending.traffic_ = traffic_;
+  pending.shared_ = shared_;
   return pending;
 }
 
@@ -69,13 +81,14 @@ void Group::Pending::wait() {
   if (!tensor_.defined()) return;
   const auto start = std::chrono::steady_clock::now();
   const at::Tensor result = std::exchange(tensor_, at::Tensor());
-  attempt([&] { return call("wait_tensor", {result}); });
-  traffic_->seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  attempt([&] { shared_->collectives->finish(result); });
+  shared_->traffic.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 Group::Pending Group::all_reduce(const at::Tensor& x) const {
   if (alone()) return {};
-  return begin("all_reduce_", {x, "sum", name_}, x, 2 * share(size_) * static_cast<double>(x.nbytes()));
+  attempt([&] { shared_->collectives->all_reduce(x); });
+  return begun(x, 2 * share(size_) * static_cast<double>(x.nbytes()));
 }
 
 Group::Pending Group::reduce_scatter(const at::Tensor& part, const at::Tensor& x) const {
@@ -83,7 +96,8 @@ Group::Pending Group::reduce_scatter(const at::Tensor& part, const at::Tensor& x
     part.copy_(x);
     return {};
   }
-  return begin("reduce_scatter_tensor_out", {x, "sum", int64_t{size_}, name_, part}, part, share(size_) * static_cast<double>(x.nbytes()));
+  attempt([&] { shared_->collectives->reduce_scatter(part, x); });
+  return begun(part, share(size_) * static_cast<double>(x.nbytes()));
 }
 
 Group::Pending Group::all_gather(const at::Tensor& all, const at::Tensor& part) const {
@@ -91,7 +105,8 @@ Group::Pending Group::all_gather(const at::Tensor& all, const at::Tensor& part) 
     all.copy_(part);
     return {};
   }
-  return begin("all_gather_into_tensor_out", {part, int64_t{size_}, name_, all}, all, share(size_) * static_cast<double>(all.nbytes()));
+  attempt([&] { shared_->collectives->all_gather(all, part); });
+  return begun(all, share(size_) * static_cast<double>(all.nbytes()));
 }
 
 std::vector<std::string> Group::all_gather_text(const std::string& text) const {

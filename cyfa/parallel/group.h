@@ -27,16 +27,33 @@ struct Traffic {
   double seconds = 0;  // in Pending::wait(). On a GPU the wait is the stream's, not the host's, and does not count.
 };
 
+// The collectives of a group, of one rank. Each begins here; finish() waits for the one that has this result.
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+  virtual void all_reduce(const at::Tensor& x) = 0;
+  virtual void reduce_scatter(const at::Tensor& part, const at::Tensor& x) = 0;
+  virtual void all_gather(const at::Tensor& all, const at::Tensor& part) = 0;
+  virtual void finish(const at::Tensor& result) = 0;
+};
+
 class Group {
+  struct Shared {
+    std::shared_ptr<Collectives> collectives;
+    Traffic traffic;
+  };
+
  public:
   Group() = default;  // this process alone
   // Rank `rank` of `size`, in the group of torch.distributed called `name`.
-  Group(std::string name, int rank, int size);
+  Group(const std::string& name, int rank, int size);
+  // The same with collectives of another kind.
+  Group(std::shared_ptr<Collectives> collectives, int rank, int size);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool leads() const { return rank_ == 0; }
-  bool alone() const { return name_.empty(); }
+  bool alone() const { return shared_ == nullptr; }
 
   // A collective that has begun. Its tensors must not be read or written before wait().
   class Pending {
@@ -47,7 +64,7 @@ class Group {
    private:
     friend class Group;
     at::Tensor tensor_;
-    std::shared_ptr<Traffic> traffic_;
+    std::shared_ptr<Shared> shared_;
   };
 
   // All tensors are contiguous, and tensors of collectives that are under way at the same time share no storage.
@@ -57,17 +74,16 @@ class Group {
   // A text of each rank, in order. Waits.
   std::vector<std::string> all_gather_text(const std::string& text) const;
 
-  Traffic traffic() const { return traffic_ ? *traffic_ : Traffic(); }
+  Traffic traffic() const { return alone() ? Traffic() : shared_->traffic; }
 
   // Whether this process waits in a collective at the moment. For another thread, which reports it to ranks that miss this one.
   static bool waits();
 
  private:
-  Pending begin(const char* op, std::vector<c10::IValue> arguments, const at::Tensor& result, double bytes) const;
+  Pending begun(const at::Tensor& result, double bytes) const;
 
-  std::string name_;
+  std::shared_ptr<Shared> shared_;  // by copies of the group
   int rank_ = 0, size_ = 1;
-  std::shared_ptr<Traffic> traffic_;  // shared by copies of the group
 };
 
 // A value that all ranks must agree on, such as the recipe: what it is, and the value.

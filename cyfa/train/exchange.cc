@@ -47,7 +47,9 @@ GradientExchange::GradientExchange(CausalLM& model, const Group& group, bool sha
   has_gradient_.resize(count);
   for (ParameterId id = count; id-- > 0;) {
     const at::Tensor& p = model.parameters()[id];
-    if (buckets_.empty() || buckets_.back()->length * int64_t{sizeof(float)} >= bucket_bytes) buckets_.push_back(std::make_unique<Bucket>());
+    if (buckets_.empty() || buckets_.back()->length * int64_t{sizeof(float)} >= bucket_bytes) {
+      buckets_.push_back(std::make_unique<Bucket>());
+    }
     Bucket& bucket = *buckets_.back();
     bucket.members.push_back({id, bucket.length, p.numel()});
     bucket.length += p.numel();

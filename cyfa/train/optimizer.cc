@@ -187,8 +187,8 @@ void Optimizer::load(const fs::path& folder) {
     const auto& metadata = file.file().metadata();
     const auto table = metadata.find("table");
     if (table != metadata.end() && table->second != std::to_string(table_hash(model_.table()))) {
-      throw io::FileError(file.file().path(), "belongs to another model: the hash of its parameter table is " + io::printable(table->second) +
-                                                  ", wanted " + std::to_string(table_hash(model_.table())));
+      throw io::FileError(file.file().path(), "belongs to another model: the hash of its parameter table is " +
+                                                  io::printable(table->second) + ", wanted " + std::to_string(table_hash(model_.table())));
     }
     const at::Tensor count = file.mapped("steps");
     if (count.numel() != 1 || count.scalar_type() != at::kLong) throw io::FileError(file.file().path(), "tensor steps is not one integer");

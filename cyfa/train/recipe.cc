@@ -159,6 +159,8 @@ const std::vector<RecipeKey>& recipe_keys() {
       {"shard", &Recipe::shard,
        "on several ranks: none, or optimizer (each rank keeps and updates a part of the optimizer's state, ZeRO-1)"},
       {"reduce", &Recipe::reduce, "on several ranks: type in which gradients are summed, fp32 or bf16"},
+      {"context_ranks", &Recipe::context_ranks,
+       "on several ranks: cut the sequences of each batch over so many ranks (context parallel), for contexts that one device cannot hold"},
       {"bucket_mb", &Recipe::bucket_mb, "on several ranks: MiB of gradients that are summed at a time"},
       {"timeout_minutes", &Recipe::timeout_minutes, "on several ranks: a rank that the others wait for longer than this has failed"},
       {"log_every", &Recipe::log_every, "steps between logged metrics"},
@@ -214,6 +216,7 @@ void Recipe::check() const {
   at_least("threads", static_cast<double>(threads), 0);
   if (shard != "none" && shard != "optimizer") refuse("shard", io::printable(shard), "none or optimizer");
   if (reduce != "fp32" && reduce != "bf16") refuse("reduce", io::printable(reduce), "fp32 or bf16");
+  within("context_ranks", context_ranks, 1, 1 << 16);
   at_least("bucket_mb", bucket_mb, 0);
   if (!(timeout_minutes > 0 && timeout_minutes < 1e6)) refuse("timeout_minutes", plain(timeout_minutes), "above 0 and below 1,000,000");
   within("log_every", log_every, 1, kMostSteps);

@@ -67,8 +67,8 @@ class RunFolder {
   void draw_losses() const;  // writes loss.png and loss.svg
 
   // Saves a whole checkpoint: parameters, config, tokenizer, model card, the optimizer's state and `record`, whose `read` is set here.
-  // Then deletes old checkpoints, except the newest recipe.keep, the best, and, if `good_before` is given, the newest before that step. With
-  // recipe.shard, each rank writes its part of the optimizer's state, and this is a collective call.
+  // Then deletes old checkpoints, except the newest recipe.keep, the best, and, if `good_before` is given, the newest before that step.
+  // With recipe.shard, each rank writes its part of the optimizer's state, and this is a collective call.
   void save(const CausalLM& model, const Optimizer& optimizer, StepRecord record, const Recipe& recipe,
             std::optional<int64_t> good_before = std::nullopt);
   std::vector<RunCheckpoint> checkpoints() const { return run_checkpoints(path_); }

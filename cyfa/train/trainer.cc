@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cyfa/io/file_error.h"
 #include "cyfa/model/checkpoint.h"
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/dense/cross_entropy.h"
@@ -62,19 +63,49 @@ int64_t counted_targets(const TrainBatch& batch) { return batch.targets.ne(ops::
 
 }  // namespace
 
-Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder, const Group& group)
+Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder, const Group& group,
+                 const Group& context)
     : model_(model),
       recipe_(recipe),
       train_(std::move(train)),
       validation_(std::move(validation)),
       folder_(folder),
       group_(group),
+      context_(context),
       exchange_(model, group, recipe.shard == "optimizer", recipe.reduce == "bf16" ? at::kBFloat16 : at::kFloat,
                 static_cast<int64_t>(recipe.bucket_mb * (1 << 20))),
       optimizer_(model, recipe, exchange_.ranges()) {
   recipe.check();
   for (at::Tensor& p : model_.parameters()) p.requires_grad_();
-  engine_ = prepare_training(model_, {compute(), recipe_.engine, recipe_.recompute});
+  if (!context_.alone()) check_context();
+  const std::string engine = !context_.alone() && recipe_.engine == "auto" ? "portable" : recipe_.engine;
+  engine_ = prepare_training(model_, {compute(), engine, recipe_.recompute});
+}
+
+// Runs the model on two tokens as if they were cut: whatever has no exchange refuses here, and not in the first step.
+void Trainer::check_context() const {
+  const at::NoGradGuard no_grad;
+  const at::Tensor ids = at::zeros({1, 2}, at::TensorOptions(at::kLong).device(model_.device()));
+  const CutBatch batch = cut_batch({}, ids, ids, std::nullopt);
+  try {
+    model_.loss(model_.weights(compute()).with_cut(batch.cut), batch.inputs, batch.targets, batch.cu_seqlens);
+  } catch (const ops::ArgumentError& e) {
+    throw std::invalid_argument("recipe: context_ranks is " + std::to_string(context_.size()) + ", but " + e.what());
+  }
+}
+
+Traffic Trainer::traffic() const {
+  Traffic all = group_.traffic();
+  const Traffic context = context_.traffic();
+  all.bytes += context.bytes;
+  all.seconds += context.seconds;
+  return all;
+}
+
+TrainBatch Trainer::own_stretch(TrainBatch batch) const {
+  if (context_.alone()) return batch;
+  CutBatch cut = cut_batch(context_, batch.inputs, batch.targets, batch.cu_seqlens);
+  return {cut.inputs, cut.targets, cut.cu_seqlens, std::move(cut.cut)};
 }
 
 void Trainer::resume(const RunCheckpoint& checkpoint) {
@@ -145,7 +176,7 @@ double Trainer::one_step(double* norm) {
   at::Tensor losses;    // sum over the micro-batches, read back once after the last
   std::string trouble;  // why this rank could not compute its losses
   std::vector<TrainBatch> parts;
-  for (int64_t part = 0; part < recipe_.accumulate; ++part) parts.push_back(train_(step_ * recipe_.accumulate + part));
+  for (int64_t part = 0; part < recipe_.accumulate; ++part) parts.push_back(own_stretch(train_(step_ * recipe_.accumulate + part)));
   const std::vector<double> divisor = divisors(parts);
   exchange_.receive_parameters();
   Stretch computing(group_.alone() ? at::Device(at::kCPU) : model_.device());
@@ -154,6 +185,7 @@ double Trainer::one_step(double* norm) {
     try {
       const TrainBatch batch = on_device(std::move(parts[part]));
       if (part + 1 == parts.size()) exchange_.begin();
+      engine_->cut(batch.cut);
       const at::Tensor loss = engine_->loss(batch.inputs, batch.targets, batch.cu_seqlens) / divisor[part];
       loss.backward();
       const at::Tensor number = loss.detach().to(at::kDouble);
@@ -218,9 +250,10 @@ double Trainer::evaluate() const {
   std::vector<double> sums;
   std::vector<double> targets;
   for (int64_t i = 0; i < recipe_.eval_batches; ++i) {
-    const TrainBatch batch = validation_(i);
+    const TrainBatch batch = own_stretch(validation_(i));
     targets.push_back(group_.alone() ? 1.0 : static_cast<double>(counted_targets(batch)));
-    sums.push_back(targets.back() * model_.loss(w, batch.inputs, batch.targets, batch.cu_seqlens).item<double>());
+    const Weights own = batch.cut ? w.with_cut(batch.cut) : w;
+    sums.push_back(targets.back() * model_.loss(own, batch.inputs, batch.targets, batch.cu_seqlens).item<double>());
   }
   const at::Tensor all = at::stack({at::tensor(sums, at::kDouble), at::tensor(targets, at::kDouble)});
   group_.all_reduce(all).wait();
@@ -254,9 +287,11 @@ int64_t Trainer::run() {
     return run_steps();
   } catch (const GroupError& e) {
     std::string message = "after step " + std::to_string(step_) + ": " + e.what();
-    if (folder_ != nullptr) {
-      const std::vector<RunCheckpoint> all = folder_->checkpoints();
+    try {
+      const std::vector<RunCheckpoint> all = folder_ == nullptr ? std::vector<RunCheckpoint>() : folder_->checkpoints();
       message += all.empty() ? "; there is no checkpoint yet" : "; the last checkpoint is " + all.back().path.string();
+    } catch (const io::FileError&) {
+      // The first rank is just removing an old one.
     }
     throw GroupError(message);
   }
@@ -268,7 +303,7 @@ int64_t Trainer::run_steps() {
   const int64_t first = step_;
   Clock::time_point since = start, saved = start;
   int64_t since_step = step_;
-  Traffic since_traffic = group_.traffic();
+  Traffic since_traffic = traffic();
   while (step_ < recipe_.steps) {
     double norm = 0;
     const double rate = learning_rate(recipe_, step_);
@@ -288,10 +323,10 @@ int64_t Trainer::run_steps() {
     row["seconds"] = seconds_before_ + passed;
     row["seconds_left"] = passed / static_cast<double>(step_ - first) * static_cast<double>(recipe_.steps - step_);
     if (!group_.alone()) {
-      const Traffic traffic = group_.traffic();
+      const Traffic now = traffic();
       row["ranks"] = {{"count", group_.size()},
-                      {"bytes_sent_per_step", (traffic.bytes - since_traffic.bytes) / steps},
-                      {"seconds_waiting_per_step", (traffic.seconds - since_traffic.seconds) / steps},
+                      {"bytes_sent_per_step", (now.bytes - since_traffic.bytes) / steps},
+                      {"seconds_waiting_per_step", (now.seconds - since_traffic.seconds) / steps},
                       {"seconds_computing_per_step", after.mean / steps},
                       {"slowest", after.slowest},
                       {"slowest_seconds_per_step", after.longest / steps}};
@@ -314,7 +349,7 @@ int64_t Trainer::run_steps() {
       if (folder_ != nullptr) folder_->add_metrics(row);
       since = Clock::now();
       since_step = step_;
-      since_traffic = group_.traffic();
+      since_traffic = traffic();
       computing_ = 0;
     }
     if (last || after.stop || after.save || (recipe_.save_every > 0 && step_ % recipe_.save_every == 0)) {

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "cyfa/engine/engine.h"
+#include "cyfa/mixers/cut.h"
 #include "cyfa/train/exchange.h"
 #include "cyfa/train/run_folder.h"
 #include "cyfa/train/watch.h"
@@ -18,6 +19,7 @@ namespace cyfa {
 struct TrainBatch {
   at::Tensor inputs, targets;
   std::optional<at::Tensor> cu_seqlens;
+  std::shared_ptr<const SequenceCut> cut = {};  // if these are a rank's stretch of sequences that are cut over ranks
 };
 
 // Returns the batch with this index. It must depend on the index alone, so that a resumed run sees the same batches.
@@ -35,7 +37,10 @@ class Trainer {
  public:
   // `train` returns micro-batches of recipe.batch / recipe.accumulate sequences, on several ranks this rank's equal part of them; so does
   // `validation`. The model's parameters, which begin equal on all ranks, are trained in place. If `folder` is null, nothing is written.
-  Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder, const Group& group = {});
+  // The ranks of `context`, a part of `group`, get the same micro-batches, and each trains on a stretch of their tokens. Throws
+  // std::invalid_argument if the model cannot be cut so.
+  Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder, const Group& group = {},
+          const Group& context = {});
 
   // Callbacks; all may be empty.
   std::function<void(const Json& metrics)> on_step;      // after every step
@@ -69,6 +74,9 @@ class Trainer {
 
   int64_t run_steps();
   double one_step(double* norm);                          // returns the loss; sets *norm to the gradient norm
+  TrainBatch own_stretch(TrainBatch batch) const;
+  void check_context() const;
+  Traffic traffic() const;  // of both groups
   TrainBatch on_device(TrainBatch batch) const;
   std::vector<double> divisors(const std::vector<TrainBatch>& parts) const;
   AfterStep agree(bool stop, bool save) const;
@@ -82,7 +90,7 @@ class Trainer {
   Recipe recipe_;
   BatchSource train_, validation_;
   RunFolder* folder_;
-  Group group_;
+  Group group_, context_;
   GradientExchange exchange_;
   Optimizer optimizer_;
   std::unique_ptr<TrainEngine> engine_;

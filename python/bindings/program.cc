@@ -16,7 +16,7 @@ extern "C" int cyfa_program(int argc, char** argv);
 // The callbacks of a rank (apps/ranks.h): they write their answer to `text`, with a zero at its end, and return 0; or an error, and return
 // 1.
 extern "C" {
-using CyfaJoin = int (*)(const char* device, double timeout, char* text, int size);
+using CyfaJoin = int (*)(const char* device, double timeout, int context, char* text, int size);
 using CyfaReport = int (*)(const char* error, int own, char* text, int size);
 // What the program calls in a run of several ranks. Call it before cyfa_program.
 void cyfa_launch(int rank, int ranks, int local_rank, int restarts, CyfaJoin join, CyfaReport report);
@@ -43,8 +43,8 @@ int cyfa_program(int argc, char** argv) { return cyfa::app::run_program(argc, ar
 
 void cyfa_launch(int rank, int ranks, int local_rank, int restarts, CyfaJoin join, CyfaReport report) {
   cyfa::app::Launcher launcher = {rank, ranks, local_rank, restarts, {}, {}};
-  launcher.join = [join](const std::string& device, double timeout) {
-    return answer([&](char* text, int size) { return join(device.c_str(), timeout, text, size); });
+  launcher.join = [join](const std::string& device, double timeout, int context) {
+    return answer([&](char* text, int size) { return join(device.c_str(), timeout, context, text, size); });
   };
   launcher.report = [report](const std::string& error, bool own) {
     return answer([&](char* text, int size) { return report(error.c_str(), own ? 1 : 0, text, size); });

@@ -1,6 +1,6 @@
-"""The ranks of `torchrun ... -m cyfa train`: this process makes their group with torch.distributed, and the program, in C++, finds it by its
-name. When a collective fails, the ranks tell each other through torchrun's store who still answers, so that the error names the rank that
-does not.
+"""The ranks of `torchrun ... -m cyfa train`: this process makes their group with torch.distributed, and the program, in C++, finds it by
+its name. When a collective fails, the ranks tell each other through torchrun's store who still answers, so that the error names the rank
+that does not.
 
 torchrun's store outlives a restart of the workers. Each restart therefore has its own prefix in it; otherwise new workers would read the
 addresses of dead ones.
@@ -16,10 +16,11 @@ import time
 import torch
 import torch.distributed as dist
 
+START_SECONDS = 600  # how long ranks wait for each other to start
 ANSWER_SECONDS = 3  # how long a rank has to answer before it counts as gone
 LOST = "lost"  # set by the first rank that notices a failure
 
-JOIN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_double, ctypes.POINTER(ctypes.c_char), ctypes.c_int)
+JOIN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_double, ctypes.c_int, ctypes.POINTER(ctypes.c_char), ctypes.c_int)
 REPORT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_char), ctypes.c_int)
 
 
@@ -64,20 +65,25 @@ class Ranks:
         store = dist.TCPStore(host, port, is_master=serves, timeout=timeout, wait_for_workers=False)
         return dist.PrefixStore(f"cyfa/restart-{self.restarts}", store)
 
-    def join(self, device, timeout):
-        """Makes the group of all ranks and returns its name."""
+    def join(self, device, timeout, context):
+        """Makes the group of all ranks, and groups of `context` successive ranks. Returns the names of this rank's two groups."""
         backend = "gloo"
         if device == b"cuda":
             torch.cuda.set_device(self.local_rank % torch.cuda.device_count())
             if self.local_size <= torch.cuda.device_count():  # NCCL takes one rank per GPU
                 backend = "cpu:gloo,cuda:nccl"
         timeout = datetime.timedelta(seconds=timeout)
+        start = max(timeout, datetime.timedelta(seconds=START_SECONDS))
         serves = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store = self.store(timeout, serves)
+        store = self.store(start, serves)
+        store.set(f"here-{self.rank}", "")
+        store.wait([f"here-{rank}" for rank in range(self.size)], start)
         dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=self.rank, world_size=self.size, timeout=timeout)
         self.faults = dist.PrefixStore("faults", self.store(datetime.timedelta(seconds=ANSWER_SECONDS)))
         threading.Thread(target=self.watch, daemon=True).start()
-        return dist.group.WORLD.group_name
+        parts = [list(range(first, first + context)) for first in range(0, self.size, context)]
+        groups = [dist.new_group(part, timeout=timeout) for part in parts]  # every rank makes all of them
+        return f"{dist.group.WORLD.group_name} {groups[self.rank // context].group_name}"
 
     def watch(self):
         """Waits until a rank notices a failure, and then answers for this one."""
