@@ -26,6 +26,7 @@ void add_eval(CLI::App& app, Action& action);
 void add_probe(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
 void add_demo(CLI::App& app, Action& action);
+void add_plan(CLI::App& app, Action& action);
 
 void add_verify_op(CLI::App& verify, Action& action);
 void add_verify_model(CLI::App& verify, Action& action);

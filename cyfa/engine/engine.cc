@@ -51,6 +51,10 @@ LmOutput StepEngine::forward(const at::Tensor& ids, const std::optional<at::Tens
   return model().forward(weights(), ids, cu_seqlens, initial);
 }
 
+void TrainEngine::cut(std::shared_ptr<const SequenceCut> cut) {
+  if (cut) throw std::invalid_argument("training: engine " + name() + " does not cut sequences over ranks; wanted engine = \"portable\"");
+}
+
 std::vector<std::string> engine_names() {
   std::vector<std::string> names = {"auto"};
   for (const EngineKind& kind : kEngines) names.emplace_back(kind.name);

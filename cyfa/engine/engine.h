@@ -76,6 +76,9 @@ class TrainEngine {
   virtual at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens) = 0;
   // What the engine runs as the plain model does, and why.
   virtual std::vector<std::string> notes() const { return {}; }
+  // The next losses are of one rank's stretch of sequences that are cut over ranks (cyfa/mixers/cut.h), with the inputs, targets and
+  // cu_seqlens of cut_batch(); null: of whole sequences. Throws std::invalid_argument if the engine cannot.
+  virtual void cut(std::shared_ptr<const SequenceCut> cut);
 };
 
 // Options of prepare_training().
