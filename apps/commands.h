@@ -24,6 +24,7 @@ void add_generate(CLI::App& app, Action& action);
 void add_prepare(CLI::App& app, Action& action);
 void add_probe(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
+void add_experiment(CLI::App& app, Action& action);
 void add_demo(CLI::App& app, Action& action);
 
 void add_verify_op(CLI::App& verify, Action& action);

@@ -77,6 +77,10 @@ constexpr Example kExamples[] = {
     {"train", "run model=cyfa-9m data=data steps=100 batch=4 context=256", "without a recipe file"},
     {"train", "run --resume steps=200", "continue, to step 200"},
 
+    {"experiment", "--list", "the experiments that come with the program"},
+    {"experiment", "mqar --plan", "which runs there would be"},
+    {"experiment", "mixers --data data --device cuda --jobs 6", "train all mixers on text, six at a time"},
+
     {"probe", "DIR text.txt", "tables of what the clock does on a text"},
     {"probe", "DIR text.txt -o probe", "also pictures, and probe/page.html to open in a browser"},
     {"probe", "DIR text.txt --tokens 64 --sequences 4 --held-out 2 --only interventions", "one analysis, of little text"},

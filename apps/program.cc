@@ -72,6 +72,7 @@ int run(int argc, char** argv) {
   add_generate(app, action);
   add_prepare(app, action);
   add_train(app, action);
+  add_experiment(app, action);
   add_probe(app, action);
   add_demo(app, action);
   app.footer(kFooter);

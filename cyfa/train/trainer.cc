@@ -95,6 +95,8 @@ TrainBatch Trainer::part_of_step(int64_t part) const {
   return batch;
 }
 
+double Trainer::rate() const { return rate_of_step ? rate_of_step(step_) : learning_rate(recipe_, step_); }
+
 double Trainer::one_step(double* norm) {
   at::Tensor losses;  // sum over the micro-batches, read back once after the last
   engine_->begin_step(mixed_seed(recipe_.seed, static_cast<uint64_t>(step_)));
@@ -112,7 +114,7 @@ double Trainer::one_step(double* norm) {
   // Enqueue the optimizer step before waiting for loss and norm, so that the GPU is not idle meanwhile.
   const at::Tensor norms = optimizer_.gradient_norm();
   HostCopy figures(at::stack({losses, norms}));
-  optimizer_.step(learning_rate(recipe_, step_), recipe_.clip, norms, losses);
+  optimizer_.step(rate(), recipe_.clip, norms, losses);
   const at::Tensor numbers = figures.wait();
   const auto sum = numbers[0].item<double>();
   *norm = numbers[1].item<double>();
@@ -159,7 +161,7 @@ int64_t Trainer::run() {
   int64_t since_step = step_;
   while (step_ < recipe_.steps) {
     double norm = 0;
-    const double rate = learning_rate(recipe_, step_);
+    const double rate_of_this = rate();
     const double loss = one_step(&norm);
     ++step_;
     watch(loss, norm);
@@ -168,7 +170,7 @@ int64_t Trainer::run() {
     const bool logs = step_ % recipe_.log_every == 0 || last || stop;
     const bool evals = validation_ && (last || (recipe_.eval_every > 0 && step_ % recipe_.eval_every == 0));
     const bool health = recipe_.health_every > 0 ? step_ % recipe_.health_every == 0 : evals;
-    Json row = {{"step", step_}, {"loss", loss}, {"grad_norm", norm}, {"rate", rate}, {"tokens", step_ * tokens}};
+    Json row = {{"step", step_}, {"loss", loss}, {"grad_norm", norm}, {"rate", rate_of_this}, {"tokens", step_ * tokens}};
     const double passed = seconds_since(start);
     row["tokens_per_s"] = static_cast<double>(tokens * (step_ - since_step)) / std::max(seconds_since(since), 1e-9);
     row["seconds"] = seconds_before_ + passed;
@@ -192,7 +194,7 @@ int64_t Trainer::run() {
       since_step = step_;
     }
     const bool time_to_save = recipe_.save_minutes > 0 && seconds_since(saved) >= 60 * recipe_.save_minutes;
-    if (last || stop || time_to_save || (recipe_.save_every > 0 && step_ % recipe_.save_every == 0)) {
+    if (((last || stop) && save_at_end) || time_to_save || (recipe_.save_every > 0 && step_ % recipe_.save_every == 0)) {
       save(loss, eval_loss, seconds_before_ + seconds_since(start));
       saved = Clock::now();
     }
