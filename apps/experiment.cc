@@ -166,7 +166,7 @@ class Session {
       if (w.process && !w.process->ended()) w.process->wait();
     }
     if (!error_.empty()) throw std::runtime_error(error_);
-    return stopped_ ? kStopped : kDone;
+    return plan_.next(results_, {}) ? kStopped : kDone;
   }
 
  private:
@@ -219,9 +219,7 @@ class Session {
     w.run.reset();
     if (line.contains("error")) {
       error_ = run.label() + ": " + line["error"].get<std::string>();
-    } else if (line.contains("stopped")) {
-      stopped_ = true;
-    } else {
+    } else if (line.contains("result")) {
       Json result = line["result"];
       result["jobs"] = options_.jobs;
       results_.add(run, result);
@@ -297,7 +295,7 @@ class Session {
   std::set<std::string> under_way_;
   int threads_ = 1;
   int64_t made_ = 0;
-  bool ending_ = false, stopped_ = false, estimated_ = false;
+  bool ending_ = false, estimated_ = false;
   std::string error_;
   Clock::time_point start_, said_;
 };
