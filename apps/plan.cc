@@ -46,11 +46,12 @@ int run_plan(const Options& options) {
   write_rows(options.json, rows);
   if (!prints_text(options.json)) return kDone;
   const PlanRequest& r = options.request;
-  std::cout << text("%s on %lld %s: %.3g M parameters, sequences of %lld tokens, %.3g tokens a step, %.3g in all; a GPU at %.0f%% of %.0f "
-                    "TFLOP/s\n",
-                    options.model.c_str(), static_cast<long long>(r.gpus), machine.name.c_str(),
-                    static_cast<double>(model.table().numel()) * 1e-6, static_cast<long long>(r.context), r.step_tokens, r.tokens,
-                    100 * r.share, machine.peak * 1e-12)
+  std::cout << text(
+                   "%s on %lld %s: %.3g M parameters, sequences of %lld tokens, %.3g tokens a step, %.3g in all; a GPU at %.0f%% of %.0f "
+                   "TFLOP/s\n",
+                   options.model.c_str(), static_cast<long long>(r.gpus), machine.name.c_str(),
+                   static_cast<double>(model.table().numel()) * 1e-6, static_cast<long long>(r.context), r.step_tokens, r.tokens,
+                   100 * r.share, machine.peak * 1e-12)
             << text("%-8s %4s %6s %6s %5s | %6s %6s %6s %6s %7s | %9s %8s %11s %10s\n", "layout", "cut", "again", "parts", "seqs", "param",
                     "grad", "optim", "activ", "GiB", "step, ms", "exposed", "tokens/s", "GPU hours");
   int shown = 0;

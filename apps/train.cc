@@ -241,8 +241,8 @@ int train(Options options) {
   Notes notes;
   const bool leads = launcher() == nullptr || launcher()->rank == 0;
   if (launcher() != nullptr && launcher()->restarts > 0 && fs::exists(fs::path(options.folder) / kRecipeFile)) {
-    notes.push_back(text("torchrun has restarted all ranks (restart %d): the run goes on from its newest checkpoint",
-                         launcher()->restarts));
+    notes.push_back(
+        text("torchrun has restarted all ranks (restart %d): the run goes on from its newest checkpoint", launcher()->restarts));
     options.resume = true;
     options.from = -1;
   }

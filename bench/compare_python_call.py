@@ -2,8 +2,8 @@
 """What a call of an op costs through Python, beside the same call from C++ in the same process, on small shapes.
 
 The calls from C++ are a loop of TorchScript's interpreter, which enters torch's dispatcher without Python. Rounds of both alternate; the
-figures are the least CPU time of a round's call. Prints a JSON line per op: {"op", "python_us", "cpp_us", "difference_us"}; exits with 1 if a
-difference is above the limit.
+figures are the least CPU time of a round's call. Prints a JSON line per op: {"op", "python_us", "cpp_us", "difference_us"}; exits with 1
+if a difference is above the limit.
 """
 
 import argparse

@@ -15,9 +15,10 @@ std::optional<at::Tensor> bias_of(const Weights& w, const std::optional<Paramete
 }
 
 [[noreturn]] void refuse_cut(const std::string& what) {
-  ops::check::fail("context parallel", what + " has no exchange between the ranks that a sequence is cut over; the scalar-gated "
-                                              "recurrences have one (cyclic flow, RetNet, Mamba-2, linear attention), others need "
-                                              "context_ranks = 1");
+  ops::check::fail("context parallel", what +
+                                           " has no exchange between the ranks that a sequence is cut over; the scalar-gated "
+                                           "recurrences have one (cyclic flow, RetNet, Mamba-2, linear attention), others need "
+                                           "context_ranks = 1");
 }
 
 bool owns_memory(const at::Tensor& x) { return x.is_contiguous() && x.storage().use_count() == 1 && x.storage().nbytes() == x.nbytes(); }

@@ -171,9 +171,9 @@ FlowBefore flow_before(const SequenceCut& cut, const at::Tensor& k, const at::Te
   const at::Tensor writes = write_vectors(steps.cumsum(0), last_sequence(cut, beta), M) * decay_to_end(gates).unsqueeze(-1);
   const at::Tensor writes_HTM = writes.to(type).transpose(0, 1);
   // Both states with the slots last, one under the other: one message.
-  const at::Tensor rows = at::cat({keys, values}, -1).permute({1, 2, 0});                     // [H, K + V, T]
-  const at::Tensor states = all_gather(cut.group, at::matmul(rows, writes_HTM));              // [ranks, H, K + V, M]
-  const at::Tensor moves = all_gather(cut.group, at::stack({gates.sum(0), steps.sum(0)}));    // [ranks, 2, H]
+  const at::Tensor rows = at::cat({keys, values}, -1).permute({1, 2, 0});                   // [H, K + V, T]
+  const at::Tensor states = all_gather(cut.group, at::matmul(rows, writes_HTM));            // [ranks, H, K + V, M]
+  const at::Tensor moves = all_gather(cut.group, at::stack({gates.sum(0), steps.sum(0)}));  // [ranks, 2, H]
   const at::Tensor none = states.select(0, 0) + (moves.select(0, 0).sum(0) * 0).nan_to_num().to(type).view({-1, 1, 1});
   const at::Tensor before = fold(cut, none, [&](int64_t p, const SequenceCut::Stretch& stretch, const at::Tensor& state) {
     const at::Tensor decay = moves.select(0, p).select(0, 0), clock = moves.select(0, p).select(0, 1);

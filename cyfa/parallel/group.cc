@@ -23,9 +23,7 @@ class TorchDistributed final : public Collectives {
   void reduce_scatter(const at::Tensor& part, const at::Tensor& x) override {
     call("reduce_scatter_tensor_out", {x, "sum", size_, name_, part});
   }
-  void all_gather(const at::Tensor& all, const at::Tensor& part) override {
-    call("all_gather_into_tensor_out", {part, size_, name_, all});
-  }
+  void all_gather(const at::Tensor& all, const at::Tensor& part) override { call("all_gather_into_tensor_out", {part, size_, name_, all}); }
   void finish(const at::Tensor& result) override { call("wait_tensor", {result}); }
 
  private:

@@ -68,7 +68,7 @@ class Group {
   };
 
   // All tensors are contiguous, and tensors of collectives that are under way at the same time share no storage.
-  Pending all_reduce(const at::Tensor& x) const;                             // x becomes the sum over the ranks
+  Pending all_reduce(const at::Tensor& x) const;                              // x becomes the sum over the ranks
   Pending reduce_scatter(const at::Tensor& part, const at::Tensor& x) const;  // part [n] of this rank of the sum of x [size * n]
   Pending all_gather(const at::Tensor& all, const at::Tensor& part) const;    // all [size * n] is every rank's part [n] in order
   // A text of each rank, in order. Waits.

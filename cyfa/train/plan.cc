@@ -10,8 +10,8 @@ namespace cyfa {
 namespace {
 
 constexpr double kGiB = 1 << 30;
-constexpr double kReserved = 2 * kGiB;        // CUDA, NCCL's buffers and the allocator's gaps
-constexpr double kSavedChunk = 128;           // tokens between the states that the operator's forward saves
+constexpr double kReserved = 2 * kGiB;           // CUDA, NCCL's buffers and the allocator's gaps
+constexpr double kSavedChunk = 128;              // tokens between the states that the operator's forward saves
 constexpr double kLogits = double{1 << 26} * 8;  // bytes of logits and their gradients at a time (cyfa/ops/dense/cross_entropy.cc)
 
 // Bytes a token that a layer keeps for backward, in bf16 but for what the operator keeps in fp32.
@@ -86,7 +86,7 @@ class Planner {
     l.parameters = l.today ? 6 * P : 6 * P / shards + 2 * 2 * m_.largest_layer;
     l.gradients = l.today ? (N > 1 ? 8 : 4) * P : 4 * P / shards;
     l.optimizer = way == "DP" ? 8 * P : way == "ZeRO-1" ? 12 * P / N : 8 * P / shards;
-    const double groups = N / R;  // that read sequences of their own
+    const double groups = N / R;                                                     // that read sequences of their own
     const double own = r_.step_tokens / (groups * static_cast<double>(r_.context));  // sequences of a group in a step
     const double token_bytes = recompute ? m_.recomputed_activations : m_.activations;
     const double free = machine_.memory - kReserved - kLogits - l.parameters - l.gradients - l.optimizer;

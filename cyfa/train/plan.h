@@ -12,8 +12,8 @@ namespace cyfa {
 // A cluster of equal nodes.
 struct Machine {
   std::string name;
-  double memory = 0;         // bytes of a GPU that a program can use
-  double peak = 0;           // dense bf16 FLOP/s of a GPU
+  double memory = 0;  // bytes of a GPU that a program can use
+  double peak = 0;    // dense bf16 FLOP/s of a GPU
   int64_t gpus_per_node = 8;
   double node_bandwidth = 0;     // bytes/s that a GPU sends inside its node
   double network_bandwidth = 0;  // bytes/s that a GPU sends to other nodes
@@ -29,20 +29,20 @@ inline constexpr double kMeasuredShare = 0.47;
 // What the model's parts cost.
 struct ModelCosts {
   double parameters = 0;
-  double flops_per_token = 0;       // forward
-  double activations = 0;           // bytes a token that backward needs
+  double flops_per_token = 0;         // forward
+  double activations = 0;             // bytes a token that backward needs
   double recomputed_activations = 0;  // the same with activation checkpointing
-  double largest_layer = 0;         // parameters
+  double largest_layer = 0;           // parameters
   int64_t layers = 0;
-  double state_bytes = 0;           // of the summary that context parallel exchanges, a layer; 0 if it has none
+  double state_bytes = 0;  // of the summary that context parallel exchanges, a layer; 0 if it has none
   static ModelCosts of(const CausalLM& model);
 };
 
 struct PlanRequest {
   int64_t gpus = 8;
-  int64_t context = 2048;        // tokens per sequence
-  double step_tokens = 524288;   // tokens per optimizer step
-  double tokens = 15e9;          // of the whole run
+  int64_t context = 2048;       // tokens per sequence
+  double step_tokens = 524288;  // tokens per optimizer step
+  double tokens = 15e9;         // of the whole run
   double share = kMeasuredShare;
 };
 
@@ -51,8 +51,8 @@ struct Layout {
   std::string way;            // "DP", "ZeRO-1", "ZeRO-3", "HSDP"
   int64_t context_ranks = 1;  // ranks over which a sequence is cut
   bool recompute = false;
-  int64_t sequences = 1;      // of a micro-batch on each group of context_ranks
-  int64_t parts = 1;          // micro-batches a step
+  int64_t sequences = 1;  // of a micro-batch on each group of context_ranks
+  int64_t parts = 1;      // micro-batches a step
   // Bytes on each GPU.
   double parameters = 0, gradients = 0, optimizer = 0, activations = 0;
   double memory() const { return parameters + gradients + optimizer + activations; }

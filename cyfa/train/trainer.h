@@ -70,13 +70,13 @@ class Trainer {
   // What the ranks tell each other after a step, and what they have agreed on.
   struct AfterStep {
     bool stop = false, save = false;
-    int64_t slowest = 0;      // the rank that computed longest since the last log
+    int64_t slowest = 0;           // the rank that computed longest since the last log
     double longest = 0, mean = 0;  // of the ranks' seconds of computing since then
   };
 
   int64_t run_steps();
-  double rate() const;                                    // of the next step
-  double one_step(double* norm);                          // returns the loss; sets *norm to the gradient norm
+  double rate() const;            // of the next step
+  double one_step(double* norm);  // returns the loss; sets *norm to the gradient norm
   TrainBatch own_stretch(TrainBatch batch) const;
   void check_context() const;
   Traffic traffic() const;  // of both groups

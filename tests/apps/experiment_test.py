@@ -158,7 +158,8 @@ class ExperimentTest(CliTest):
         self.assertIn("not complete", (self.folder / "out/text/report.md").read_text())
 
     def test_a_run_that_diverges_is_a_result(self):
-        self.check(run(*self.arguments(self.text, "out", "--set", "rates=1e9", "clip=0", "warmup=0", "only=token", "seeds=1", "steps=30")), 0)
+        changes = ("rates=1e9", "clip=0", "warmup=0", "only=token", "seeds=1", "steps=30")
+        self.check(run(*self.arguments(self.text, "out", "--set", *changes)), 0)
         (result,) = self.runs("out", "text").values()
         self.assertRegex(result["failed"], "^step [0-9]+: ")
         self.assertIn("No variant has tried", (self.folder / "out/text/report.md").read_text())

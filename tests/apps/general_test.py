@@ -12,7 +12,8 @@ from harness import MODELS, ROOT, TINY, CliTest, run
 class General(CliTest):
     def test_help_and_version(self):
         for command in ("", "doctor", "verify op", "verify model", "bench op", "bench decode", "bench prefill", "bench train", "bench load",
-                        "bench state", "show clock", "show loss", "show curves", "models", "init", "generate", "prepare", "train", "demo recall"):
+                        "bench state", "show clock", "show loss", "show curves", "models", "init", "generate", "prepare", "train",
+                        "demo recall"):
             result = run(*command.split(), "--help")
             self.check(result, 0)
             self.assertIn("Usage:", result.stdout)

@@ -88,7 +88,8 @@ def small_sets():
         for name in ("lambada_openai", "lambada_standard"):
             rows[name].append({"text": words(draw, 12) + ("\nlast" if i % 4 == 0 else "")})
     for i in range(3):
-        page = f" = {words(draw, 2)} = \n \n {words(draw, 60)} 1 @,@ 000 ( a ) , \" b \" 's . \n = = {words(draw, 1)} = = \n {words(draw, 9)} \n"
+        page = f" = {words(draw, 2)} = \n \n {words(draw, 60)} 1 @,@ 000 ( a ) , \" b \" 's . \n"
+        page += f" = = {words(draw, 1)} = = \n {words(draw, 9)} \n"
         rows["wikitext"].append({"page": page})
     return rows
 

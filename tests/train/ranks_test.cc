@@ -90,18 +90,18 @@ struct Split {
 };
 
 std::vector<Split> splits() {
-  return {{{0, 20, 40, 60}, {}},                                            // the rows exactly
-          {{0, 17, 43, 60}, {}},                                            // each rank but one begins inside a row
-          {{0, 31, 60}, {{0, 60}}},                                         // one sequence
-          {{0, 1, 2, 40, 60}, {{0, 60}}},                                   // ranks of a single token
-          {{0, 3, 29, 30, 60}, {{0, 5, 5, 7, 30, 33, 60}}},                 // packed, over borders, and borders at ranks' borders
-          {{0, 15, 30, 45, 60}, {{0, 10, 60}}}};                            // a sequence over four ranks, and one before it
+  return {{{0, 20, 40, 60}, {}},                             // the rows exactly
+          {{0, 17, 43, 60}, {}},                             // each rank but one begins inside a row
+          {{0, 31, 60}, {{0, 60}}},                          // one sequence
+          {{0, 1, 2, 40, 60}, {{0, 60}}},                    // ranks of a single token
+          {{0, 3, 29, 30, 60}, {{0, 5, 5, 7, 30, 33, 60}}},  // packed, over borders, and borders at ranks' borders
+          {{0, 15, 30, 45, 60}, {{0, 10, 60}}}};             // a sequence over four ranks, and one before it
 }
 
 TEST(ContextParallel, EqualsOneRankForEverySplit) {
   for (const ModelCase& c : model_cases()) {
     const bool flow = c.name.starts_with("CyclicFlow"), gated = c.name.starts_with("RetNet") || c.name.starts_with("LinearAttention") ||
-                                                               (c.name.starts_with("Mamba2") && c.name.find("3") == std::string::npos);
+                                                                (c.name.starts_with("Mamba2") && c.name.find("3") == std::string::npos);
     if (!flow && !gated) continue;
     SCOPED_TRACE(c.name);
     at::manual_seed(11);
@@ -115,8 +115,8 @@ TEST(ContextParallel, EqualsOneRankForEverySplit) {
       if (!flow && split.bounds.size() == 4) continue;  // the baselines share what these test
       const auto borders = split.cu_seqlens ? std::optional(at::tensor(*split.cu_seqlens, at::kLong)) : std::nullopt;
       for (at::Tensor& p : whole.parameters()) p.mutable_grad().reset();
-      const at::Tensor loss = whole.loss(whole.weights(), borders ? inputs.reshape({1, -1}) : inputs,
-                                         borders ? targets.reshape({1, -1}) : targets, borders);
+      const at::Tensor loss =
+          whole.loss(whole.weights(), borders ? inputs.reshape({1, -1}) : inputs, borders ? targets.reshape({1, -1}) : targets, borders);
       loss.backward();
       const auto ranks = static_cast<int>(split.bounds.size()) - 1;
       std::vector<std::vector<at::Tensor>> grads(static_cast<size_t>(ranks));
