@@ -7,6 +7,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <map>
+#include <numeric>
+#include <set>
 
 #include "apps/checkpoint_folder.h"
 #include "apps/commands.h"
@@ -17,7 +20,9 @@
 #include "apps/parse.h"
 #include "apps/threads.h"
 #include "apps/train_screen.h"
+#include "cyfa/data/text_source.h"
 #include "cyfa/eval/evaluation.h"
+#include "cyfa/io/atomic_file.h"
 #include "cyfa/io/folder_lock.h"
 #include "cyfa/io/json.h"
 #include "cyfa/io/read_file.h"
@@ -34,6 +39,8 @@ using eval::TaskResult;
 struct Options {
   std::string folder;
   std::vector<std::string> tasks;
+  std::vector<int64_t> lengths;
+  std::string haystack, save_samples;
   std::string data, out, tokenizer, dtype, device = "cpu", engine = "auto", json, bos = "auto";
   int64_t limit = 0, max_length = 0;
   uint64_t seed = 42;
@@ -100,6 +107,12 @@ class Screen {
     if (p.seconds_left >= 0 && p.done < p.all) line += ", " + duration(p.seconds_left) + " left";
     std::cerr << (terminal_ ? "\r\x1b[K" : "cyfa: ") << line << (terminal_ ? "" : "\n") << std::flush;
   }
+  // Only prompts that take a while.
+  void prefill(int64_t done, int64_t all) {
+    if (quiet_ || !terminal_ || all < 65536) return;
+    std::cerr << text("\r\x1b[Kreading a prompt: %lld of %lld tokens", static_cast<long long>(done), static_cast<long long>(all))
+              << std::flush;
+  }
   void end_task() {
     if (!quiet_ && terminal_) std::cerr << "\r\x1b[K" << std::flush;
     next_ = 0;
@@ -114,24 +127,29 @@ class Screen {
 };
 
 // Groups whose tasks have a common mean, when all of them were run.
-constexpr const char* kAveraged[] = {"zeroshot", "recall"};
+constexpr const char* kAveraged[] = {"zeroshot", "recall", "ruler", "longbench"};
 
+// Tasks with a length have a mean for each length.
 std::vector<TaskResult> with_means(std::vector<TaskResult> results) {
+  std::vector<TaskResult> means;
   for (const char* group : kAveraged) {
-    double sum = 0;
-    int64_t members = 0, found = 0;
+    std::map<std::string, std::vector<double>> values;  // by "@LENGTH"
+    size_t members = 0;
     for (const TaskKind& kind : eval::task_kinds()) {
       if (std::find(kind.groups.begin(), kind.groups.end(), group) == kind.groups.end()) continue;
       ++members;
       for (const TaskResult& r : results) {
-        if (r.name != kind.name || r.metrics.empty()) continue;
-        ++found;
-        sum += r.metrics.front().value;
+        const size_t at = std::min(r.name.find('@'), r.name.size());
+        if (r.name.substr(0, at) == kind.name && !r.metrics.empty()) values[r.name.substr(at)].push_back(r.metrics.front().value);
       }
     }
-    if (found == members && members > 0)
-      results.push_back({.name = group, .metrics = {{.name = "mean", .value = sum / static_cast<double>(members)}}});
+    for (const auto& [length, found] : values) {
+      if (found.size() != members) continue;
+      const double mean = std::accumulate(found.begin(), found.end(), 0.0) / static_cast<double>(members);
+      means.push_back({.name = group + length, .metrics = {{.name = "mean", .value = mean}}});
+    }
   }
+  results.insert(results.end(), means.begin(), means.end());
   return results;
 }
 
@@ -151,6 +169,80 @@ void print_table(const std::vector<TaskResult>& results) {
                         m.error ? value_text(*m.error).c_str() : "", documents.c_str());
     }
   }
+}
+
+// The first metric of each task that was run at several lengths, against the length.
+void print_lengths(const std::vector<TaskResult>& results) {
+  std::map<std::string, std::map<int64_t, double>> scores;
+  std::vector<std::string> tasks;
+  std::set<int64_t> lengths;
+  for (const TaskResult& r : results) {
+    const size_t at = r.name.rfind('@');
+    if (at == std::string::npos || r.metrics.empty()) continue;
+    const std::string task = r.name.substr(0, at);
+    if (!scores.contains(task)) tasks.push_back(task);
+    scores[task][std::stoll(r.name.substr(at + 1))] = r.metrics.front().value;
+  }
+  std::erase_if(tasks, [&](const std::string& task) { return scores[task].size() < 2; });
+  if (tasks.empty()) return;
+  size_t width = 15;
+  for (const std::string& task : tasks) {
+    width = std::max(width, task.size());
+    for (const auto& [length, score] : scores[task]) lengths.insert(length);
+  }
+  const int w = static_cast<int>(width);
+  std::cout << text("\n%-*s", w, "score by length");
+  for (const int64_t length : lengths) std::cout << text("  %8lld", static_cast<long long>(length));
+  std::cout << '\n';
+  for (const std::string& task : tasks) {
+    std::cout << text("%-*s", w, task.c_str());
+    for (const int64_t length : lengths) {
+      const auto score = scores[task].find(length);
+      std::cout << text("  %8s", score == scores[task].end() ? "" : value_text(score->second).c_str());
+    }
+    std::cout << '\n';
+  }
+}
+
+// The tasks that the user names; --lengths applies to those that have a length and are named without one.
+std::vector<eval::TaskName> task_names(const Options& options) {
+  if (options.lengths.empty()) return eval::parse_tasks(options.tasks);
+  std::vector<std::string> words;
+  for (const std::string& word : options.tasks) {
+    for (eval::TaskName& name : eval::parse_tasks({word})) {
+      if (!name.length || word.find('@') != std::string::npos) {
+        words.push_back(name.text());
+        continue;
+      }
+      for (const int64_t length : options.lengths) {
+        name.length = length;
+        words.push_back(name.text());
+      }
+    }
+  }
+  return eval::parse_tasks(words);
+}
+
+// Writes the documents of tasks that make them, a file for each: NAME-LENGTH.jsonl.
+void save_samples(const Options& options, const std::vector<eval::TaskName>& names, const std::vector<std::unique_ptr<eval::Task>>& tasks) {
+  fs::create_directories(options.save_samples);
+  int64_t files = 0;
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    if (tasks[t]->sample_line(0).empty()) continue;
+    std::string name = names[t].text() + ".jsonl";
+    for (char& c : name) {
+      if (std::string_view("@:/\\").find(c) != std::string_view::npos) c = '-';
+    }
+    io::AtomicFile file(fs::path(options.save_samples) / name);
+    const int64_t all = options.limit > 0 ? std::min(options.limit, tasks[t]->size()) : tasks[t]->size();
+    for (int64_t i = 0; i < all; ++i) {
+      const std::string line = tasks[t]->sample_line(i) + "\n";
+      file.write(std::as_bytes(std::span(line)));
+    }
+    file.commit();
+    ++files;
+  }
+  if (files == 0) throw std::invalid_argument("--save-samples: none of the tasks makes its documents; RULER's do");
 }
 
 Json rows_of(const Json& manifest, const std::vector<TaskResult>& results) {
@@ -182,7 +274,7 @@ int run_eval(const Options& options) {
   }
   if (options.folder.empty()) throw std::invalid_argument("wanted a checkpoint directory and tasks; `cyfa eval --tasks` lists the tasks");
   if (options.tasks.empty()) throw std::invalid_argument("no task is named; `cyfa eval --tasks` lists them");
-  const std::vector<eval::TaskName> names = eval::parse_tasks(options.tasks);
+  const std::vector<eval::TaskName> names = task_names(options);
   if (options.threads > 0) use_threads(options.threads, "--threads");
   if (!options.json.empty() && options.json != "-") check_writable(options.json);
 
@@ -219,11 +311,23 @@ int run_eval(const Options& options) {
   eval::DataFiles files(data_folder(options));
   std::vector<std::unique_ptr<eval::Task>> tasks;
   for (const eval::TaskName& name : names) {
-    tasks.push_back(eval::load_task(
-        name, {.files = files, .encoder = encoder, .max_length = scoring.max_length, .limit = options.limit, .seed = options.seed}));
+    tasks.push_back(eval::load_task(name, {.files = files,
+                                           .encoder = encoder,
+                                           .max_length = scoring.max_length,
+                                           .limit = options.limit,
+                                           .seed = options.seed,
+                                           .haystack = options.haystack}));
   }
   Json hashes = Json::object();
   for (const auto& [file, hash] : files.hashes()) hashes[file] = hex(hash);
+  if (!options.haystack.empty()) {
+    PassedOver passed;
+    for (const InputFile& file : find_inputs({options.haystack}, passed)) {
+      const auto read = hashes.find(file.path.filename().string());
+      if (read != hashes.end()) run.identity["haystack"].push_back(*read);
+    }
+  }
+  if (!options.save_samples.empty()) save_samples(options, names, tasks);
   std::optional<io::FolderLock> lock;
   std::optional<GracefulStop> stop;
   if (!options.out.empty()) {
@@ -236,6 +340,7 @@ int run_eval(const Options& options) {
   eval::Scorer scorer(*engine, encoder, scoring);
   if (stop) scorer.should_stop = [&] { return stop->requested(); };
   Screen screen(options.quiet);
+  scorer.on_prefill = [&](int64_t done, int64_t all) { screen.prefill(done, all); };
   std::vector<TaskResult> results;
   for (size_t i = 0; i < tasks.size(); ++i) {
     const std::string name = names[i].text();
@@ -272,7 +377,10 @@ int run_eval(const Options& options) {
   const Json rows = rows_of(manifest, results);
   if (!options.out.empty()) write_rows((fs::path(options.out) / "results.json").string(), rows);
   write_rows(options.json, rows);
-  if (prints_text(options.json)) print_table(results);
+  if (prints_text(options.json)) {
+    print_table(results);
+    print_lengths(results);
+  }
   return kDone;
 }
 
@@ -308,6 +416,14 @@ void add_eval(CLI::App& app, Action& action) {
   command->add_option("--batch", options->scorer.batch_sequences, "Most texts that are generated together")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
+  command->add_option("--lengths", options->lengths, "Lengths in tokens of tasks that have one and are named without it")
+      ->check(CLI::PositiveNumber)
+      ->default_str("each task's own");
+  command->add_option("--haystack", options->haystack, "Text that RULER's needles are hidden in: a file, or a folder of files")
+      ->type_name("PATH")
+      ->default_str("Alice's Adventures in Wonderland");
+  command->add_option("--save-samples", options->save_samples, "Folder for the samples that tasks make, in RULER's format")
+      ->type_name("DIR");
   command->add_option("--seed", options->seed, "Random seed of tasks that generate their documents")->capture_default_str();
   command->add_option("--tokenizer", options->tokenizer, "SentencePiece model file, or the word bytes")
       ->type_name("FILE")

@@ -35,12 +35,18 @@ constexpr Example kExamples[] = {
     {"verify model", "tests/vectors/model_tiny", "logits, greedy text, losses and gradients"},
     {"verify model", "tests/vectors/model_tiny --all --dtype fp64", "every gradient, in double precision"},
 
+    {"plan", "cyfa-400m", "the paper's smallest run on one node of eight GPUs"},
+    {"plan", "cyfa-1.4b --gpus 64 --context 1000000 --batch-tokens 8e6", "long sequences, cut over GPUs"},
+
     {"bench op", "", "forward and backward of one layer of the 400M model"},
     {"bench op", "--op step --B 64", "one decode step of 64 sequences"},
     {"bench op", "--T 512 --dtype bf16 --pass forward", "a shorter sequence, in bf16, without gradients"},
 
     {"bench decode", "cyfa-bytes-2m --B 1 8 64", "three batch sizes of a model with random parameters"},
     {"bench decode", "DIR --dtype fp32", "a checkpoint in fp32"},
+
+    {"bench prefill", "cyfa-bytes-2m --T 64 512", "prompts of two lengths"},
+    {"bench prefill", "DIR --T 3000 --chunk 1000", "a checkpoint; three forwards"},
 
     {"bench load", "DIR", "as for generating: the file is mapped"},
     {"bench load", "DIR --writable", "as for training: the weights are copied"},
@@ -80,6 +86,7 @@ constexpr Example kExamples[] = {
     {"eval", "--tasks", "the tasks, and what each needs"},
     {"eval", "DIR arc_easy hellaswag --data data", "two tasks, from files in the folder data"},
     {"eval", "DIR paper --data data -o results", "the paper's tasks; the same command continues an interrupted run"},
+    {"eval", "DIR needles --lengths 1024 4096 --limit 100", "RULER's needles in texts of two lengths"},
     {"eval", "DIR text:book.txt positions:book.txt@8192", "perplexity of a text, and its loss by position in long sequences"},
 
     {"probe", "DIR text.txt", "tables of what the clock does on a text"},

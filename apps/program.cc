@@ -73,6 +73,7 @@ int run(int argc, char** argv) {
   add_prepare(app, action);
   add_train(app, action);
   add_eval(app, action);
+  add_plan(app, action);
   add_probe(app, action);
   add_demo(app, action);
   app.footer(kFooter);

@@ -4,16 +4,19 @@
 #include <sstream>
 
 #include "apps/commands.h"
+#include "apps/error_text.h"
 #include "apps/interrupt.h"
 #include "apps/machine.h"
 #include "apps/options.h"
 #include "apps/parse.h"
 #include "apps/provided.h"
+#include "apps/ranks.h"
 #include "apps/threads.h"
 #include "apps/train_screen.h"
 #include "cyfa/data/batches.h"
 #include "cyfa/data/tokenizer.h"
 #include "cyfa/io/file_error.h"
+#include "cyfa/io/hash.h"
 #include "cyfa/model/checkpoint.h"
 #include "cyfa/train/trainer.h"
 
@@ -43,10 +46,41 @@ int64_t count_in(const Json& manifest, const char* key) {
   return manifest.contains(key) && manifest[key].is_number_integer() ? manifest[key].get<int64_t>() : 0;
 }
 
-std::shared_ptr<Batches> batches_of(const TokenData& data, const Recipe& recipe, bool shuffle, const std::vector<ReadText>& before = {}) {
+// The ranks of the run: all of them, and those that share the tokens of a batch (context parallel). This process alone if it is.
+struct Groups {
+  Group all, context;
+
+  int readers() const { return all.size() / context.size(); }  // ranks, or groups of ranks, that read batches of their own
+};
+
+Groups joined(const Recipe& recipe) {
+  const Launcher* started = launcher();
+  const int64_t ranks = started == nullptr ? 1 : started->ranks, context = recipe.context_ranks;
+  if (ranks % context != 0) {
+    throw std::invalid_argument("recipe: context_ranks is " + std::to_string(context) + ", wanted a divisor of the number of ranks, " +
+                                std::to_string(ranks));
+  }
+  if (started == nullptr) return {};
+  if (const int64_t parts = recipe.accumulate * ranks / context; recipe.batch % parts != 0) {
+    throw std::invalid_argument("recipe: batch is " + std::to_string(recipe.batch) + ", wanted a multiple of accumulate times " +
+                                (context > 1 ? "ranks / context_ranks" : "ranks") + " = " + std::to_string(parts));
+  }
+  const std::string names = started->join(recipe.device, 60 * recipe.timeout_minutes, static_cast<int>(context));
+  Groups groups = {{names.substr(0, names.find(' ')), started->rank, started->ranks}, {}};
+  if (context > 1) {
+    groups.context = {names.substr(names.find(' ') + 1), started->rank % static_cast<int>(context), static_cast<int>(context)};
+  }
+  return groups;
+}
+
+// A rank's rows of every micro-batch. All ranks together read what one would.
+std::shared_ptr<Batches> batches_of(const TokenData& data, const Recipe& recipe, const Groups& groups, bool shuffle,
+                                    const std::vector<ReadText>& before = {}) {
   BatchOptions options;
   options.T = recipe.context;
-  options.B = recipe.batch / recipe.accumulate;
+  options.B = recipe.batch / recipe.accumulate / groups.readers();
+  options.rank = groups.all.rank() / groups.context.size();
+  options.ranks = groups.readers();
   options.seed = recipe.seed;
   options.shuffle = shuffle;
   options.reset_documents = recipe.reset_documents;
@@ -196,10 +230,23 @@ std::vector<ReadText> read_by_checkpoint(const fs::path& checkpoint, const Token
   return read;
 }
 
-int run_train(const Options& options) {
+at::Device device_of(const Recipe& recipe) {
+  const at::Device device = parse_device(recipe.device);
+  if (launcher() == nullptr || !device.is_cuda()) return device;
+  return {device.type(), static_cast<at::DeviceIndex>(launcher()->local_rank % at::getNumGPUs())};
+}
+
+int train(Options options) {
   if (options.from >= 0 && !options.resume) throw std::invalid_argument("--from names a checkpoint to resume from; it needs --resume");
-  RunFolder folder(options.folder, options.resume);
   Notes notes;
+  const bool leads = launcher() == nullptr || launcher()->rank == 0;
+  if (launcher() != nullptr && launcher()->restarts > 0 && fs::exists(fs::path(options.folder) / kRecipeFile)) {
+    notes.push_back(text("torchrun has restarted all ranks (restart %d): the run goes on from its newest checkpoint",
+                         launcher()->restarts));
+    options.resume = true;
+    options.from = -1;
+  }
+  RunFolder folder(options.folder, options.resume, leads);
   std::optional<RunCheckpoint> from;
   Recipe recipe = options.resume           ? Recipe::read(fs::path(options.folder) / "recipe.toml")
                   : options.recipe.empty() ? Recipe()
@@ -208,13 +255,21 @@ int run_train(const Options& options) {
   for (const std::string& assignment : options.assignments) recipe.set(assignment);
   recipe.check();
   if (recipe.data.empty()) throw std::invalid_argument("recipe: data is empty, wanted a folder made by `cyfa prepare`");
+  const Groups groups = joined(recipe);
+  const Group& group = groups.all;
+  folder.join(group);
+  group.all_gather_text("");  // the first rank has opened the folder, and removed what killed processes left in it
   if (options.resume) {
     from = resumed_checkpoint(folder, options);
     compare_recipes(before, recipe, from, notes);
   }
   const Json begun = options.resume ? folder.manifest() : Json::object();
   set_threads(recipe, begun, notes);
-  const at::Device device = parse_device(recipe.device);
+  const at::Device device = device_of(recipe);
+  if (const int64_t then = std::max<int64_t>(count_in(begun, "ranks"), 1); options.resume && then != group.size()) {
+    notes.push_back(text("the run began on %lld ranks and goes on with %d: sums of gradients in another order, no longer bit for bit",
+                         static_cast<long long>(then), group.size()));
+  }
 
   const TokenData data = open_data(recipe.data, recipe, notes);
   compare_data(begun, data, from);
@@ -244,7 +299,7 @@ int run_train(const Options& options) {
     read = read_by_checkpoint(recipe.model, data, notes);
   }
 
-  const std::shared_ptr<Batches> batches = batches_of(data, recipe, true, read);
+  const std::shared_ptr<Batches> batches = batches_of(data, recipe, groups, true, read);
   RunFacts facts;
   const fs::path named = fs::path(recipe.data).lexically_normal();
   facts.data = (named.has_filename() ? named : named.parent_path()).filename().string();
@@ -253,24 +308,33 @@ int run_train(const Options& options) {
   facts.read = [batches, parts = recipe.accumulate](int64_t steps) { return batches->read_after(steps * parts); };
   add_tokenizer(data, facts, notes);
   folder.describe(std::move(facts));
-  Trainer trainer(model, recipe, source_of(batches), validation ? source_of(batches_of(*validation, recipe, false)) : BatchSource(),
-                  &folder);
+  Trainer trainer(model, recipe, source_of(batches), validation ? source_of(batches_of(*validation, recipe, groups, false)) : BatchSource(),
+                  &folder, group, groups.context);
   if (from) {
     trainer.resume(*from);
     if (const std::string warning = trainer.warning(); !warning.empty()) notes.push_back(warning);
-  } else if (continues && fs::exists(fs::path(recipe.model) / kOptimizerFile)) {
+  } else if (continues && has_optimizer_state(recipe.model)) {
     trainer.continue_from(recipe.model);
   }
-  TrainScreen screen(recipe, 3 * model.forward_flops_per_token(), options.quiet);
+  const bool quiet = options.quiet || !group.leads();
+  TrainScreen screen(recipe, 3 * model.forward_flops_per_token(), group.size(), quiet);
+  check_agreement(group, {{"the program", commit() + " with torch " + runtime_torch()},
+                          {"the hash of the recipe", hex(io::hash64(recipe.toml()))},
+                          {"the hash of the model's parameter table", hex(table_hash(model.table()))},
+                          {"the hash of the model's config", hex(io::hash64(model.config().json.dump()))},
+                          {"the hash of the data", hex(data.hash())},
+                          {"the hash of the validation data", validation ? hex(validation->hash()) : "none"},
+                          {"the step to go on from", std::to_string(trainer.step())}});
 
   // Everything has been checked; from here on files are written.
-  const GracefulStop stop(options.quiet ? nullptr : kStopping);
+  const GracefulStop stop(quiet ? nullptr : kStopping);
   Json manifest = begun;
   const Json session = {{"date", utc_date()},
                         {"commit", commit()},
                         {"machine", machine_name(device)},
                         {"torch", runtime_torch()},
                         {"threads", at::get_num_threads()},
+                        {"ranks", group.size()},
                         {"engine", trainer.engine().name()},
                         {"engine_notes", trainer.engine().notes()}};
   if (options.resume) {
@@ -293,10 +357,12 @@ int run_train(const Options& options) {
     manifest.update(session);
   }
   folder.start(recipe, manifest);
-  screen.note(text("%s: %.1f million parameters, %lld tokens of data, %lld steps of %lld tokens%s; MFU against %.3g TFLOP/s measured",
+  const std::string on = group.alone() ? "" : text(" on %d ranks", group.size());
+  const std::string after = from ? text(", resuming after step %lld", static_cast<long long>(from->step)) : "";
+  screen.note(text("%s: %.1f million parameters, %lld tokens of data, %lld steps of %lld tokens%s%s; MFU against %.3g TFLOP/s measured",
                    options.folder.c_str(), static_cast<double>(model.table().numel()) * 1e-6, static_cast<long long>(data.tokens()),
-                   static_cast<long long>(recipe.steps), static_cast<long long>(recipe.batch * recipe.context),
-                   from ? text(", resuming after step %lld", static_cast<long long>(from->step)).c_str() : "", screen.peak() * 1e-12));
+                   static_cast<long long>(recipe.steps), static_cast<long long>(recipe.batch * recipe.context), on.c_str(), after.c_str(),
+                   screen.peak() * 1e-12));
   for (const std::string& note : notes) screen.note(note);
   trainer.on_step = [&](const Json& row) { screen.step(row); };
   trainer.on_note = [&](const std::string& note) { screen.note(note); };
@@ -307,8 +373,31 @@ int run_train(const Options& options) {
         text("stopped after step %lld; continue with: cyfa train --resume %s", static_cast<long long>(done), options.folder.c_str()));
     return kStopped;
   }
-  screen.note("done: " + folder.checkpoints().back().path.string());
+  if (leads) screen.note("done: " + folder.checkpoints().back().path.string());
   return kDone;
+}
+
+// An error ends all ranks. Each says what it knows of the cause, before torchrun ends those that hang.
+int run_train(const Options& options) {
+  const Launcher* all = launcher();
+  if (all == nullptr) {
+    refuse_ranks_without_python();
+    return train(options);
+  }
+  const std::string name = text("rank %d of %d: ", all->rank, all->ranks);
+  try {
+    return train(options);
+  } catch (const GroupError& e) {
+    const std::string cause = all->report(e.what(), false);
+    throw std::runtime_error(name + (cause.empty() ? "" : cause + "; ") + e.what());
+  } catch (const TrainingError& e) {  // the same on all ranks
+    if (all->rank > 0) return kBadInput;
+    throw;
+  } catch (const std::exception& e) {
+    const std::string words = error_text(e);
+    all->report(words, true);
+    throw std::runtime_error(name + words);
+  }
 }
 
 std::string value_text(const Recipe& recipe, const RecipeKey& key) {

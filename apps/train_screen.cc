@@ -51,9 +51,9 @@ std::string duration(double seconds) {
   return text("%lldm%02llds", s / 60, s % 60);
 }
 
-TrainScreen::TrainScreen(const Recipe& recipe, double flops, bool quiet)
+TrainScreen::TrainScreen(const Recipe& recipe, double flops, int ranks, bool quiet)
     : recipe_(recipe), flops_(flops), terminal_(isatty(STDOUT_FILENO) == 1), quiet_(quiet) {
-  if (!quiet) peak_ = measured_peak(recipe);
+  if (!quiet) peak_ = measured_peak(recipe) * ranks;
 }
 
 void TrainScreen::step(const Json& row) {
@@ -67,6 +67,13 @@ void TrainScreen::step(const Json& row) {
                           static_cast<long long>(row.at("step").get<int64_t>()), static_cast<long long>(recipe_.steps),
                           figure(number("loss"), 4).c_str(), figure(number("grad_norm"), 3).c_str(), number("rate"),
                           figure(rate, 0).c_str(), 100 * rate * flops_ / peak_, duration(number("seconds_left")).c_str());
+  if (row.contains("ranks")) {
+    const auto of_ranks = [&](const char* key) { return row.at("ranks").at(key).get<double>(); };
+    const double step_seconds = static_cast<double>(recipe_.batch * recipe_.context) / rate;
+    const double mean = std::max(of_ranks("seconds_computing_per_step"), 1e-9);
+    line += text("  waiting %.0f%%  slowest rank %.0f (%+.0f%%)", 100 * of_ranks("seconds_waiting_per_step") / step_seconds,
+                 of_ranks("slowest"), 100 * (of_ranks("slowest_seconds_per_step") / mean - 1));
+  }
   if (row.contains("eval_loss")) line += "  validation " + figure(number("eval_loss"), 4);
   std::cout << (terminal_ ? "\r\033[K" : "") << line << (terminal_ && !logged ? "" : "\n") << std::flush;
 }

@@ -17,9 +17,10 @@ std::string duration(double seconds);
 class TrainScreen {
  public:
   // `flops` are those of a token, forward and backward. Unless `quiet`, measures the device's speed with matrix products.
-  TrainScreen(const Recipe& recipe, double flops, bool quiet);
+  TrainScreen(const Recipe& recipe, double flops, int ranks, bool quiet);
 
-  // Floating-point operations per second of the fastest matrix product, or of training if that has been faster; 0 if not measured.
+  // Floating-point operations per second of the fastest matrix product times the ranks, or of training if that has been faster; 0 if not
+  // measured.
   double peak() const { return peak_; }
   void step(const Json& row);
   void note(const std::string& note) const;

@@ -185,9 +185,9 @@ class Verifier {
       loss.backward();
       losses.push_back(loss.item<double>());
       if (i == 0) check_first_gradients(model);
-      const at::Tensor norm = optimizer.gradient_norm();
+      const at::Tensor norm = optimizer.gradient_norm(optimizer.gradients());
       norms.push_back(norm.item<double>());
-      optimizer.step(kStoredRate, kStoredClip, norm, loss.detach().to(at::kDouble));
+      optimizer.step(optimizer.gradients(), kStoredRate, kStoredClip, norm, loss.detach().to(at::kDouble));
     }
     if (has("train_loss")) add("train_loss", at::tensor(losses), tensor("train_loss"));
     if (has("train_grad_norm")) add("train_grad_norm", at::tensor(norms), tensor("train_grad_norm"));

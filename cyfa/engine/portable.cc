@@ -33,14 +33,17 @@ class PortableTraining final : public TrainEngine {
     losses_ = 0;
   }
   at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens) override {
-    const Weights w = noise_ ? weights_.with_noise(mixed_seed(*noise_, losses_++)) : weights_;
+    const Weights all = cut_ ? weights_.with_cut(cut_) : weights_;
+    const Weights w = noise_ ? all.with_noise(mixed_seed(*noise_, losses_++)) : all;
     return model_.loss(w, inputs, targets, cu_seqlens, recompute_);
   }
+  void cut(std::shared_ptr<const SequenceCut> cut) override { cut_ = std::move(cut); }
 
  private:
   const CausalLM& model_;
   std::optional<at::ScalarType> compute_;
   bool recompute_;
+  std::shared_ptr<const SequenceCut> cut_;
   Weights weights_;
   std::optional<uint64_t> noise_;
   uint64_t losses_ = 0;  // since begin_step()
@@ -50,8 +53,8 @@ class PortableTraining final : public TrainEngine {
 
 std::string refusal(const CausalLM&, std::optional<at::ScalarType>) { return {}; }
 
-std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, std::optional<at::ScalarType> compute) {
-  return std::make_unique<PortableStep>(model, compute);
+std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, const StepOptions& options) {
+  return std::make_unique<PortableStep>(model, options.compute);
 }
 
 std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, std::optional<at::ScalarType> compute, bool recompute) {

@@ -8,6 +8,9 @@
 namespace cyfa::eval {
 namespace {
 
+// Bytes of a text from which it is encoded in parts: as a whole, SentencePiece takes a hundred times its size in memory.
+constexpr size_t kLong = 1 << 20;
+
 int64_t prefix_of(const Tokenizer& tokenizer, const ModelConfig& config) {
   if (config.bos) return *config.bos;
   if (tokenizer.bos()) return *tokenizer.bos();
@@ -23,7 +26,12 @@ Encoder::Encoder(const Tokenizer& tokenizer, const ModelConfig& config, bool bos
     : tokenizer_(tokenizer), bos_(bos), prefix_(prefix_of(tokenizer, config)) {}
 
 std::vector<int64_t> Encoder::encode_plain(std::string_view text) const {
-  return text.empty() ? std::vector<int64_t>() : tokenizer_.encode(text);
+  if (text.empty()) return {};
+  if (text.size() < kLong) return tokenizer_.encode(text);
+  WordCache cache;
+  std::vector<uint32_t> ids;
+  tokenizer_.append(text, false, cache, ids);
+  return {ids.begin(), ids.end()};
 }
 
 std::vector<int64_t> Encoder::encode(std::string_view text) const {

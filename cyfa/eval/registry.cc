@@ -100,7 +100,13 @@ std::vector<TaskKind> all_kinds() {
 }  // namespace
 
 const std::vector<TaskKind>& task_kinds() {
-  static const std::vector<TaskKind> kinds = all_kinds();
+  static const std::vector<TaskKind> kinds = [] {
+    std::vector<TaskKind> all = all_kinds();
+    for (auto* family : {ruler_tasks, longbench_tasks}) {
+      for (TaskKind& kind : family()) all.push_back(std::move(kind));
+    }
+    return all;
+  }();
   return kinds;
 }
 

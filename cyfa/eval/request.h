@@ -25,6 +25,7 @@ struct Request {
   std::vector<std::string> stop = {};
   int64_t max_tokens = 256;
   bool bos = true;           // false: no BOS token before the prompt, whatever the BOS policy says
+  int64_t truncated = 0;     // tokens that the task has left out of the prompt
   bool may_truncate = true;  // a prompt longer than max_length - max_tokens loses its first tokens; false: it is kept whole
 };
 

@@ -116,6 +116,7 @@ Prepared Scorer::prepare(const std::vector<Request>& requests) const {
   for (size_t i = 0; i < requests.size(); ++i) {
     const Request& r = requests[i];
     Response& answer = p.responses[i];
+    answer.truncated = r.truncated;
     switch (r.kind) {
       case Request::Kind::kContinuation:
         choices.push_back(sequence_of(encoder_.pair(r.context, r.continuation), options_.max_length, i, answer.truncated));
@@ -138,7 +139,7 @@ Prepared Scorer::prepare(const std::vector<Request>& requests) const {
                                       std::to_string(r.max_tokens) + " new tokens; raise --max-length");
         }
         if (r.may_truncate && all > room) {
-          answer.truncated = all - room;
+          answer.truncated += all - room;
           prompt.erase(prompt.begin(), prompt.end() - room);
         }
         p.generations.push_back({i, std::move(prompt), r.stop, r.max_tokens});
@@ -391,6 +392,7 @@ bool Scorer::generate(std::span<const Prepared> documents, std::vector<std::vect
     options.sampling.temperature = 0;
     Generator generator(engine_, encoder_.tokenizer());
     generator.should_stop = should_stop;
+    if (on_prefill) generator.on_prefill = [&](size_t, int64_t done, int64_t all) { on_prefill(done, all); };
     const std::vector<Completion> done = generator.run(prompts, options);
     if (should_stop && should_stop()) return false;
     for (size_t i = 0; i < wanted.size(); ++i) {

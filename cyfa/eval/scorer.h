@@ -65,6 +65,8 @@ class Scorer {
   // The responses of each document. Throws std::runtime_error if the model's logits are not finite.
   std::vector<std::vector<Response>> answer(std::span<const Prepared> documents);
 
+  // Called while the prompt of a text that is generated is read: tokens done and all of them. May be empty.
+  std::function<void(int64_t done, int64_t all)> on_prefill;
   // If it returns true, answer() returns early, with nothing. May be empty.
   std::function<bool()> should_stop;
 

@@ -32,6 +32,8 @@ class Task {
   virtual std::vector<Metric> metrics(const Scores& scores) const = 0;
   // Documents of the source that the task leaves out by its rules.
   virtual int64_t dropped() const { return 0; }
+  // Document i as a line of JSON that another run can read, for tasks that generate documents; empty for others.
+  virtual std::string sample_line(int64_t /*i*/) const { return {}; }
 };
 
 // What a task is loaded from. Everything that its documents depend on is here.
@@ -43,6 +45,8 @@ struct TaskInput {
   std::optional<int64_t> length = {};  // of "NAME@LENGTH": the length in tokens of what a task generates
   int64_t limit = 0;                   // generators make this many documents; 0: as many as the task's definition says
   uint64_t seed = 42;                  // of generators
+  // Text in which generators hide needles: a file, or a folder of files. Empty: the one that comes with the program.
+  std::filesystem::path haystack = {};
 };
 
 // An entry of the registry.

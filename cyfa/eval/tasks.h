@@ -22,4 +22,8 @@ Loaded load_positions(const TaskInput& input, const TaskKind& kind);
 Loaded load_recall(const TaskInput& input, const TaskKind& kind);
 Loaded load_questions(const TaskInput& input, const TaskKind& kind);
 
+// Entries of the registry for families of tasks.
+std::vector<TaskKind> ruler_tasks();      // ruler_task.cc
+std::vector<TaskKind> longbench_tasks();  // longbench_task.cc
+
 }  // namespace cyfa::eval

@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "cyfa/mixers/cut.h"
+#include "cyfa/ops/common/check.h"
 #include "cyfa/ops/dense/attention.h"
 #include "cyfa/ops/dense/short_conv.h"
 
@@ -10,6 +12,12 @@ namespace {
 
 std::optional<at::Tensor> bias_of(const Weights& w, const std::optional<ParameterId>& bias, at::ScalarType type) {
   return bias ? std::optional(w[*bias].to(type)) : std::nullopt;
+}
+
+[[noreturn]] void refuse_cut(const std::string& what) {
+  ops::check::fail("context parallel", what + " has no exchange between the ranks that a sequence is cut over; the scalar-gated "
+                                              "recurrences have one (cyclic flow, RetNet, Mamba-2, linear attention), others need "
+                                              "context_ranks = 1");
 }
 
 bool owns_memory(const at::Tensor& x) { return x.is_contiguous() && x.storage().use_count() == 1 && x.storage().nbytes() == x.nbytes(); }
@@ -65,7 +73,9 @@ Call::Projections Call::project(const std::vector<Projection>& projections, When
 at::Tensor Call::short_conv(const at::Tensor& y, ParameterId weight, std::optional<ParameterId> bias, size_t part) {
   const std::optional<at::Tensor> b = bias ? std::optional(w_[*bias]) : std::nullopt;
   if (is_step()) return ops::short_conv_step(y, w_[weight], b, (*state_)[part]);
-  ops::ShortConvOutput out = ops::short_conv(y, w_[weight], b, initial(part), cu_seqlens_);
+  std::optional<at::Tensor> before = initial(part);
+  if (const SequenceCut* cut = w_.cut()) before = tokens_before(*cut, y, w_[weight].size(-1), lengths().size(0));
+  ops::ShortConvOutput out = ops::short_conv(y, w_[weight], b, before, cu_seqlens_);
   final_[part] = out.final_state.to(at::promote_types(out.final_state.scalar_type(), at::kFloat));
   return out.y;
 }
@@ -81,20 +91,27 @@ at::Tensor Call::lengths() const {
 at::Tensor Call::positions(size_t part) const {
   if (is_step()) return (*state_)[part].clone();
   const at::TensorOptions options = at::TensorOptions(at::kLong).device(x_.device());
-  const at::Tensor tokens = lengths(), seen = before(part).defined() ? before(part) : at::zeros_like(tokens);
+  const at::Tensor tokens = lengths();
+  at::Tensor seen = at::zeros_like(tokens);
+  if (w_.cut() != nullptr) {
+    seen[0] = w_.cut()->tokens_before;
+  } else if (before(part).defined()) {
+    seen = before(part);
+  }
   if (!cu_seqlens_) return seen.unsqueeze(1) + at::arange(x_.size(1), options);
   return (at::arange(x_.size(1), options) + (seen - starts()).repeat_interleave(tokens)).unsqueeze(0);
 }
 
 at::Tensor Call::count_positions(size_t part) {
   const at::Tensor now = positions(part);
-  after(part, before(part).defined() ? before(part) + lengths() : lengths());
+  after(part, w_.cut() == nullptr && before(part).defined() ? before(part) + lengths() : lengths());
   return now;
 }
 
 at::Tensor Call::starts() const { return cu_seqlens_->to(x_.device(), at::kLong).slice(0, 0, -1); }
 
 at::Tensor Call::rows_before(const at::Tensor& values, std::optional<size_t> part) const {
+  if (w_.cut() != nullptr) refuse_cut("a shift by one token");
   const at::ScalarType type = at::promote_types(values.scalar_type(), at::kFloat);
   if (part && before(*part).defined()) return before(*part).flatten(1).to(type);
   return at::zeros({lengths().size(0), values.size(2)}, values.options().dtype(type));
@@ -124,6 +141,7 @@ at::Tensor Call::last(const at::Tensor& values, std::optional<size_t> part) cons
 
 at::Tensor Call::before(size_t part) const {
   if (is_step()) return (*state_)[part];
+  if (w_.cut() != nullptr) refuse_cut("a state of this mixer");
   return initial_ == nullptr ? at::Tensor() : (*initial_)[part];
 }
 
@@ -141,10 +159,22 @@ std::optional<at::Tensor> Call::initial(size_t part) const {
   return (*initial_)[part].to(at::promote_types(x_.scalar_type(), at::kFloat));
 }
 
-at::Tensor Call::recurrence(const char* op, size_t part, ops::RecurrenceInputs in, const ops::RecurrenceOptions& options) {
+at::Tensor Call::recurrence(const char* op, size_t part, ops::RecurrenceInputs in, ops::RecurrenceOptions options) {
   const ops::Recurrence& r = ops::recurrence_of(op);
-  if (is_step()) return ops::step_recurrence(r, std::move(in), (*state_)[part], options);
+  if (is_step()) {
+    const int64_t each = in.v.size(-2) / in.q.size(-2);
+    if (each > 1) in.q = in.q.repeat_interleave(each, -2);
+    if (each > 1) in.k = in.k.repeat_interleave(each, -2);
+    return ops::step_recurrence(r, std::move(in), (*state_)[part], options);
+  }
+  options.shared_keys = true;
   in.initial_state = initial(part);
+  if (const SequenceCut* cut = w_.cut()) {
+    if (r.delta || (r.gate != ops::Gate::kNone && r.gate != ops::Gate::kScalar)) refuse_cut(std::string("the recurrence ") + op);
+    at::Tensor gate = in.log_alpha.value_or(at::Tensor());
+    if (gate.defined() && gate.dim() == 1) gate = gate.expand(in.k.sizes().slice(0, 3));  // a fixed gate [H]
+    in.initial_state = recurrence_before(*cut, in.k, in.v, gate, lengths().size(0));
+  }
   in.cu_seqlens = cu_seqlens_;
   ops::RecurrenceOutput out = ops::run_recurrence(r, std::move(in), options);
   final_[part] = out.final_state;
@@ -166,6 +196,13 @@ at::Tensor Call::cyclic_flow(size_t part, ops::CyclicFlowInputs in, const ops::C
     return ops::cyclic_flow_step(step, {(*state_)[part], (*state_)[part + 1], (*state_)[part + 2]}, options);
   }
   if (initial_ != nullptr) in.initial_state = {(*initial_)[part], (*initial_)[part + 1], (*initial_)[part + 2]};
+  if (const SequenceCut* cut = w_.cut()) {
+    const at::ScalarType type = at::promote_types(in.k.scalar_type(), at::kFloat);
+    const at::Tensor k = in.k_norm_weight ? ops::rms_norm(in.k.to(type), in.k_norm_weight->to(type), options.norm_eps) : in.k;
+    const int64_t sequences = lengths().size(0), H = in.k.size(2);
+    const FlowBefore before = flow_before(*cut, k, in.v, in.log_alpha, in.delta, in.beta, in.readout.size(1) + 1, sequences);
+    in.initial_state = {before.k, before.v, at::zeros({sequences, H}, before.k.options().dtype(at::kDouble))};
+  }
   in.cu_seqlens = cu_seqlens_;
   const ops::CyclicFlowOutput out = ops::cyclic_flow(in, options);
   final_[part] = out.final_state.k;
@@ -182,6 +219,7 @@ at::Tensor Call::attention(size_t part, const at::Tensor& q, const at::Tensor& k
     (*state_)[part + 1] = cache.v;
     return o;
   }
+  if (w_.cut() != nullptr) refuse_cut("softmax attention");
   ops::AttentionInputs in{q, k, v, std::nullopt, cu_seqlens_, window};
   if (initial_ != nullptr) in.initial = {(*initial_)[part], (*initial_)[part + 1], (*initial_)[part + 2]};
   ops::AttentionOutput out = ops::attention(in);

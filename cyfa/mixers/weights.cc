@@ -1,6 +1,7 @@
 #include "cyfa/mixers/weights.h"
 
 #include <stdexcept>
+#include <utility>
 
 namespace cyfa {
 
@@ -22,6 +23,15 @@ Weights Weights::with_noise(uint64_t seed) const {
   Weights noisy = *this;
   noisy.noise_ = seed;
   return noisy;
+}
+
+Weights Weights::with_cut(std::shared_ptr<const SequenceCut> cut) const {
+  Weights of_stretch(shared_->tensors);
+  of_stretch.shared_->cut = std::move(cut);
+  of_stretch.first_ = first_;
+  of_stretch.count_ = count_;
+  of_stretch.noise_ = noise_;
+  return of_stretch;
 }
 
 at::Tensor Weights::once(ParameterId id, const std::function<at::Tensor(const at::Tensor&)>& make) const {

@@ -1,4 +1,5 @@
-// The tensors of a ParameterTable, in the types used for computation, and the seed of a training pass.
+// The tensors of a ParameterTable, in the types used for computation, and what belongs to one training pass: its seed, and how its
+// sequences are cut over ranks.
 #pragma once
 
 #include <torch/types.h>
@@ -12,6 +13,8 @@
 #include "cyfa/mixers/parameters.h"
 
 namespace cyfa {
+
+struct SequenceCut;  // cyfa/mixers/cut.h
 
 // Immutable and cheap to copy: copies and slices share the tensors and keep them alive. Safe to read from any number of threads.
 class Weights {
@@ -30,6 +33,10 @@ class Weights {
   Weights with_noise(uint64_t seed) const;
   std::optional<uint64_t> noise() const { return noise_; }
 
+  // The same weights for a pass over one rank's stretch of sequences that are cut over ranks; null: over whole sequences.
+  Weights with_cut(std::shared_ptr<const SequenceCut> cut) const;
+  const SequenceCut* cut() const { return shared_->cut.get(); }
+
   // Returns make(weight id). The result is computed once and cached for all copies and slices, one tensor per weight. For tensors that
   // decoding derives from the weights alone, such as a readout table. Not differentiable.
   at::Tensor once(ParameterId id, const std::function<at::Tensor(const at::Tensor&)>& make) const;
@@ -39,6 +46,7 @@ class Weights {
     std::vector<at::Tensor> tensors;
     std::mutex mutex;
     std::vector<at::Tensor> derived;  // by ParameterId
+    std::shared_ptr<const SequenceCut> cut;
   };
 
   std::shared_ptr<Shared> shared_;

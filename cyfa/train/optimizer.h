@@ -10,28 +10,53 @@ namespace cyfa {
 // The learning rate at step 0, 1, ...: linear warm-up, then cosine decay to final_rate * rate, or constant.
 double learning_rate(const Recipe& recipe, int64_t step);
 
+// Elements begin .. begin + length - 1 of a parameter.
+struct ParameterRange {
+  ParameterId id = 0;
+  int64_t begin = 0, length = 0;
+};
+
 // AdamW with global gradient clipping.
 class Optimizer {
  public:
   // Updates the model's parameters in place; keeps a reference to the model. The parameter table says which have weight decay.
   Optimizer(CausalLM& model, const Recipe& recipe);
+  // Updates these ranges alone and keeps the moments of these alone: a rank's part. A parameter has at most one range.
+  Optimizer(CausalLM& model, const Recipe& recipe, const std::vector<ParameterRange>& ranges);
 
-  // Global norm of all gradients: an fp64 scalar on the parameters' device.
-  at::Tensor gradient_norm() const;
-  // One optimizer step; resets the gradients afterwards. Gradients are clipped to a global norm of at most `clip` (0 for no clipping),
-  // where `norm` is their norm. Parameters without a gradient are not updated. If `norm` or `loss` is not finite, no parameter is updated.
-  // Both are fp64 scalars on the parameters' device. Does not synchronize with the device.
-  void step(double rate, double clip, const at::Tensor& norm, const at::Tensor& loss);
+  // The gradients of all parameters, one per range when the ranges are whole parameters.
+  std::vector<at::Tensor> gradients() const;
+  // Global norm of gradients: an fp64 scalar on the parameters' device. Undefined gradients count as zero.
+  at::Tensor gradient_norm(const std::vector<at::Tensor>& gradients) const;
+  // One optimizer step with the gradients of the ranges, in order; resets those of the parameters afterwards. Gradients are clipped to a
+  // global norm of at most `clip` (0 for no clipping), where `norm` is their norm. Ranges without a gradient are not updated. If `norm` or
+  // `loss` is not finite, no parameter is updated. Both are fp64 scalars on the parameters' device. Does not synchronize with the device.
+  void step(const std::vector<at::Tensor>& gradients, double rate, double clip, const at::Tensor& norm, const at::Tensor& loss);
 
-  // The moments and the step count, for saving and restoring.
-  NamedTensors state() const;
-  void load(const TensorFile& file);  // throws io::FileError
+  // Writes the moments and the step count as optimizer.safetensors in a checkpoint's folder; those of ranges as the file of rank `rank` of
+  // `ranks`. load() reads either, of any number of ranks, and takes what belongs to its own ranges. Throws io::FileError.
+  void save(const std::filesystem::path& folder, int rank = 0, int ranks = 1) const;
+  void load(const std::filesystem::path& folder);
 
  private:
+  struct Slot {
+    ParameterRange range;
+    bool whole;                // the range is the whole parameter
+    at::Tensor first, second;  // moments, fp32, of the parameter's shape if it is whole
+  };
+  at::Tensor parameter(const Slot& slot) const;
+  std::string name(const Slot& slot) const;  // "model.norm.weight", or "model.norm.weight[16:32]"
+
   CausalLM& model_;
   double beta1_, beta2_, eps_, weight_decay_;
-  std::vector<at::Tensor> first_, second_;  // moments by ParameterId, fp32
+  std::vector<Slot> slots_;
   int64_t steps_ = 0;
 };
+
+// Whether a checkpoint's folder has an optimizer state.
+bool has_optimizer_state(const std::filesystem::path& checkpoint);
+
+// A hash of a model's parameter table: names and shapes in order.
+uint64_t table_hash(const ParameterTable& table);
 
 }  // namespace cyfa

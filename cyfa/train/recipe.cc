@@ -156,6 +156,13 @@ const std::vector<RecipeKey>& recipe_keys() {
        "training engine: auto, or the name of one; if that engine does not support the model, the error says why"},
       {"recompute", &Recipe::recompute, "activation checkpointing: less memory, about a third more time"},
       {"threads", &Recipe::threads, "CPU threads; 0 for one per core"},
+      {"shard", &Recipe::shard,
+       "on several ranks: none, or optimizer (each rank keeps and updates a part of the optimizer's state, ZeRO-1)"},
+      {"reduce", &Recipe::reduce, "on several ranks: type in which gradients are summed, fp32 or bf16"},
+      {"context_ranks", &Recipe::context_ranks,
+       "on several ranks: cut the sequences of each batch over so many ranks (context parallel), for contexts that one device cannot hold"},
+      {"bucket_mb", &Recipe::bucket_mb, "on several ranks: MiB of gradients that are summed at a time"},
+      {"timeout_minutes", &Recipe::timeout_minutes, "on several ranks: a rank that the others wait for longer than this has failed"},
       {"log_every", &Recipe::log_every, "steps between logged metrics"},
       {"eval_every", &Recipe::eval_every, "steps between evaluations; 0 for only at the end"},
       {"eval_batches", &Recipe::eval_batches, "batches per evaluation"},
@@ -207,6 +214,11 @@ void Recipe::check() const {
   if (device != "cpu" && device != "cuda") refuse("device", io::printable(device), "cpu or cuda");
   if (dtype != "fp32" && dtype != "bf16") refuse("dtype", io::printable(dtype), "fp32 or bf16");
   at_least("threads", static_cast<double>(threads), 0);
+  if (shard != "none" && shard != "optimizer") refuse("shard", io::printable(shard), "none or optimizer");
+  if (reduce != "fp32" && reduce != "bf16") refuse("reduce", io::printable(reduce), "fp32 or bf16");
+  within("context_ranks", context_ranks, 1, 1 << 16);
+  at_least("bucket_mb", bucket_mb, 0);
+  if (!(timeout_minutes > 0 && timeout_minutes < 1e6)) refuse("timeout_minutes", plain(timeout_minutes), "above 0 and below 1,000,000");
   within("log_every", log_every, 1, kMostSteps);
   within("eval_every", eval_every, 0, kMostSteps);
   within("eval_batches", eval_batches, 1, kMostSteps);

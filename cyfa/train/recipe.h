@@ -38,6 +38,12 @@ struct Recipe {
   std::string engine = "auto";  // training engine: auto, portable, sm90
   bool recompute = false;       // activation checkpointing
   int64_t threads = 0;          // 0 for one per core
+  // Several ranks
+  std::string shard = "none";   // none, or optimizer: each rank keeps and updates a part of the optimizer's state
+  std::string reduce = "fp32";  // type in which gradients are summed over the ranks: fp32 or bf16
+  int64_t context_ranks = 1;    // ranks over which each batch's sequences are cut (context parallel)
+  double bucket_mb = 25;        // gradients are summed over the ranks in pieces of about this size
+  double timeout_minutes = 10;  // a rank that the others wait for longer than this has failed
   // Logging, evaluation, checkpoints
   int64_t log_every = 10;
   int64_t eval_every = 0;  // 0 for only at the end

@@ -105,7 +105,8 @@ std::optional<StepRecord> read_step_record(const fs::path& checkpoint) {
   return record;
 }
 
-RunFolder::RunFolder(const fs::path& path, bool resume) : path_(path) {
+RunFolder::RunFolder(const fs::path& path, bool resume, bool leads) : path_(path), leads_(leads) {
+  if (!leads) return;
   const bool there = fs::exists(path / kRecipeFile);
   if (resume && !there) throw io::FileError(path, "holds no run to go on with (no recipe.toml)");
   if (!resume && there) throw io::FileError(path, "holds a run; go on with --resume, or name another folder");
@@ -128,6 +129,7 @@ void RunFolder::lock() {
 }
 
 void RunFolder::start(const Recipe& recipe, const Json& manifest) {
+  if (!leads_) return;
   if (!lock_) {
     std::error_code error;
     fs::create_directories(path_, error);
@@ -150,6 +152,7 @@ Json RunFolder::manifest() const {
 }
 
 void RunFolder::add_metrics(const Json& row) {
+  if (!leads_) return;
   std::ofstream file(path_ / kMetrics, std::ios::app);
   file << row.dump() << '\n' << std::flush;
   if (!file) throw io::FileError(path_ / kMetrics, "cannot be written: is the disk full?");
@@ -169,7 +172,7 @@ std::vector<Json> read_metrics(const fs::path& path) {
 }
 
 void RunFolder::drop_metrics_after(int64_t step) {
-  if (!fs::exists(path_ / kMetrics)) return;
+  if (!leads_ || !fs::exists(path_ / kMetrics)) return;
   std::string kept;
   for (const Json& row : metrics()) {
     if (row["step"].get<int64_t>() <= step) kept += row.dump() + "\n";
@@ -178,6 +181,7 @@ void RunFolder::drop_metrics_after(int64_t step) {
 }
 
 void RunFolder::draw_losses() const {
+  if (!leads_) return;
   const draw::Figure figure = loss_figure("Loss of " + path_.string(), {RunLosses::of("", metrics())});
   for (const char* name : {"loss.png", "loss.svg"}) draw::write_figure(path_ / name, figure);
 }
@@ -193,16 +197,36 @@ std::vector<RunCheckpoint> run_checkpoints(const fs::path& run) {
   return found;
 }
 
+// All ranks: the first says into which folder, each writes its part, and none goes on before all have.
+void RunFolder::save_part(const fs::path& folder, const Optimizer& optimizer) const {
+  const fs::path to = group_.all_gather_text(folder.string()).at(0);
+  std::string error;
+  try {
+    optimizer.save(to, group_.rank(), group_.size());
+  } catch (const std::exception& e) {
+    error = e.what();
+  }
+  const std::vector<std::string> errors = group_.all_gather_text(error);
+  for (size_t rank = 0; rank < errors.size(); ++rank) {
+    if (!errors[rank].empty()) throw std::runtime_error("rank " + std::to_string(rank) + ": " + errors[rank]);
+  }
+}
+
 void RunFolder::save(const CausalLM& model, const Optimizer& optimizer, StepRecord record, const Recipe& recipe,
                      std::optional<int64_t> good_before) {
+  const bool parts = recipe.shard == "optimizer" && group_.size() > 1;
+  if (!leads_) {
+    if (parts) save_part({}, optimizer);
+    return;
+  }
   const fs::path target = path_ / kCheckpoints / step_name(record.step);
-  if (fs::exists(target / kStepFile)) return;
+  if (!parts && fs::exists(target / kStepFile)) return;
   if (facts_.read) record.read = facts_.read(record.step);
   save_checkpoint(model, target, kShardBytes, [&](const fs::path& folder) {
     write_text(folder / "config.json", config_with_tokenizer(model.config().json, facts_).dump(2) + "\n");
     if (!facts_.tokenizer.empty()) write_bytes(folder / "tokenizer.model", facts_.tokenizer);
     write_text(folder / "README.md", model_card(model, facts_, recipe, record));
-    write_tensor_file(folder / kOptimizerFile, optimizer.state());
+    parts ? save_part(folder, optimizer) : optimizer.save(folder);
     write_text(folder / kStepFile, record_json(record).dump() + "\n");
   });
   const std::vector<RunCheckpoint> all = checkpoints();
@@ -218,6 +242,7 @@ void RunFolder::save(const CausalLM& model, const Optimizer& optimizer, StepReco
 }
 
 fs::path RunFolder::set_aside_after(int64_t step) const {
+  if (!leads_) return {};
   std::vector<RunCheckpoint> later;
   for (RunCheckpoint& c : checkpoints()) {
     if (c.step > step) later.push_back(std::move(c));

@@ -1,5 +1,6 @@
 // The folder of a training run: recipe.toml, manifest.json, metrics.jsonl, loss.png and loss.svg, and checkpoints/step-00000100 and so on.
-// Checkpoints are written atomically. One process at a time holds the folder.
+// Checkpoints are written atomically. One process at a time holds the folder; of a run's ranks it is the first, which writes everything but
+// the other ranks' parts of a sharded optimizer's state. All ranks must see the same folder.
 #pragma once
 
 #include <filesystem>
@@ -9,6 +10,7 @@
 
 #include "cyfa/data/batches.h"
 #include "cyfa/io/folder_lock.h"
+#include "cyfa/parallel/group.h"
 #include "cyfa/train/optimizer.h"
 
 namespace cyfa {
@@ -45,8 +47,10 @@ std::vector<RunCheckpoint> run_checkpoints(const std::filesystem::path& run);
 class RunFolder {
  public:
   // Opens a run to resume it: locks the folder and removes what a killed process left half written. Without `resume` nothing is written
-  // before start(). Throws io::FileError if `resume` is false and the folder holds a run, and if it is true and there is none.
-  RunFolder(const std::filesystem::path& path, bool resume);
+  // before start(). Throws io::FileError if `resume` is false and the folder holds a run, and if it is true and there is none. On a rank
+  // that does not lead, the constructor checks nothing, and what writes does nothing.
+  RunFolder(const std::filesystem::path& path, bool resume, bool leads = true);
+  void join(const Group& group) { group_ = group; }  // the ranks of the run; without this, it has one
 
   const std::filesystem::path& path() const { return path_; }
 
@@ -64,6 +68,7 @@ class RunFolder {
 
   // Saves a whole checkpoint: parameters, config, tokenizer, model card, the optimizer's state and `record`, whose `read` is set here.
   // Then deletes old checkpoints, except the newest recipe.keep, the best, and, if `good_before` is given, the newest before that step.
+  // With recipe.shard, each rank writes its part of the optimizer's state, and this is a collective call.
   void save(const CausalLM& model, const Optimizer& optimizer, StepRecord record, const Recipe& recipe,
             std::optional<int64_t> good_before = std::nullopt);
   std::vector<RunCheckpoint> checkpoints() const { return run_checkpoints(path_); }
@@ -74,8 +79,11 @@ class RunFolder {
 
  private:
   void lock();
+  void save_part(const std::filesystem::path& folder, const Optimizer& optimizer) const;
 
   std::filesystem::path path_;
+  bool leads_;
+  Group group_;
   std::unique_ptr<io::FolderLock> lock_;
   RunFacts facts_;
 };
@@ -85,8 +93,7 @@ std::vector<Json> read_metrics(const std::filesystem::path& path);
 
 // File of a run's folder that holds its recipe: a folder with it is a run.
 inline constexpr const char* kRecipeFile = "recipe.toml";
-// Files in a checkpoint's folder that hold the optimizer state and the StepRecord.
-inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
+// File in a checkpoint's folder that holds the StepRecord.
 inline constexpr const char* kStepFile = "step.json";
 
 std::string step_name(int64_t step);  // "step-00000100"

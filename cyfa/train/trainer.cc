@@ -5,8 +5,12 @@
 
 #include <chrono>
 #include <cmath>
+#include <limits>
 
+#include "cyfa/io/file_error.h"
+#include "cyfa/model/checkpoint.h"
 #include "cyfa/ops/common/check.h"
+#include "cyfa/ops/dense/cross_entropy.h"
 
 namespace cyfa {
 namespace {
@@ -32,18 +36,76 @@ class HostCopy {
   std::optional<c10::Event> done_;
 };
 
+// Measures a stretch of work: on a GPU the device's time, whose figure is there once the device has done it; else the host's.
+class Stretch {
+ public:
+  explicit Stretch(at::Device device) : device_(device), start_(Clock::now()) { record(begin_); }
+  void end() {
+    record(end_);
+    host_ = seconds_since(start_);
+  }
+  double seconds() const { return device_.is_cuda() ? begin_->elapsedTime(*end_) * 1e-3 : host_; }  // after the device has finished
+
+ private:
+  void record(std::optional<c10::Event>& event) {
+    if (!device_.is_cuda()) return;
+    event.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    event->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  }
+
+  at::Device device_;
+  Clock::time_point start_;
+  std::optional<c10::Event> begin_, end_;
+  double host_ = 0;
+};
+
+int64_t counted_targets(const TrainBatch& batch) { return batch.targets.ne(ops::kIgnore).sum().item<int64_t>(); }
+
 }  // namespace
 
-Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder)
+Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder, const Group& group,
+                 const Group& context)
     : model_(model),
       recipe_(recipe),
       train_(std::move(train)),
       validation_(std::move(validation)),
       folder_(folder),
-      optimizer_(model, recipe) {
+      group_(group),
+      context_(context),
+      exchange_(model, group, recipe.shard == "optimizer", recipe.reduce == "bf16" ? at::kBFloat16 : at::kFloat,
+                static_cast<int64_t>(recipe.bucket_mb * (1 << 20))),
+      optimizer_(model, recipe, exchange_.ranges()) {
   recipe.check();
   for (at::Tensor& p : model_.parameters()) p.requires_grad_();
-  engine_ = prepare_training(model_, {compute(), recipe_.engine, recipe_.recompute});
+  if (!context_.alone()) check_context();
+  const std::string engine = !context_.alone() && recipe_.engine == "auto" ? "portable" : recipe_.engine;
+  engine_ = prepare_training(model_, {compute(), engine, recipe_.recompute});
+}
+
+// Runs the model on two tokens as if they were cut: whatever has no exchange refuses here, and not in the first step.
+void Trainer::check_context() const {
+  const at::NoGradGuard no_grad;
+  const at::Tensor ids = at::zeros({1, 2}, at::TensorOptions(at::kLong).device(model_.device()));
+  const CutBatch batch = cut_batch({}, ids, ids, std::nullopt);
+  try {
+    model_.loss(model_.weights(compute()).with_cut(batch.cut), batch.inputs, batch.targets, batch.cu_seqlens);
+  } catch (const ops::ArgumentError& e) {
+    throw std::invalid_argument("recipe: context_ranks is " + std::to_string(context_.size()) + ", but " + e.what());
+  }
+}
+
+Traffic Trainer::traffic() const {
+  Traffic all = group_.traffic();
+  const Traffic context = context_.traffic();
+  all.bytes += context.bytes;
+  all.seconds += context.seconds;
+  return all;
+}
+
+TrainBatch Trainer::own_stretch(TrainBatch batch) const {
+  if (context_.alone()) return batch;
+  CutBatch cut = cut_batch(context_, batch.inputs, batch.targets, batch.cu_seqlens);
+  return {cut.inputs, cut.targets, cut.cu_seqlens, std::move(cut.cut)};
 }
 
 void Trainer::resume(const RunCheckpoint& checkpoint) {
@@ -53,7 +115,7 @@ void Trainer::resume(const RunCheckpoint& checkpoint) {
   watch_ = TrainingWatch::parse(checkpoint.watch);
 }
 
-void Trainer::continue_from(const std::filesystem::path& checkpoint) { optimizer_.load(TensorFile(checkpoint / kOptimizerFile)); }
+void Trainer::continue_from(const std::filesystem::path& checkpoint) { optimizer_.load(checkpoint); }
 
 std::string Trainer::way_back() const {
   if (folder_ == nullptr) return "";
@@ -84,8 +146,7 @@ void Trainer::watch(double loss, double norm) {
 }
 
 // A micro-batch on the model's device. The copy to a GPU is asynchronous, so that the host stays ahead of the GPU.
-TrainBatch Trainer::part_of_step(int64_t part) const {
-  TrainBatch batch = train_(step_ * recipe_.accumulate + part);
+TrainBatch Trainer::on_device(TrainBatch batch) const {
   if (!model_.device().is_cuda()) return batch;
   for (at::Tensor* ids : {&batch.inputs, &batch.targets}) {
     if (!ids->is_cpu()) continue;
@@ -95,46 +156,116 @@ TrainBatch Trainer::part_of_step(int64_t part) const {
   return batch;
 }
 
+// By what the mean loss of each part is divided. The losses of all ranks' parts then add up to the mean over the micro-batches, each of
+// which is the mean over its targets, on whatever rank they are.
+std::vector<double> Trainer::divisors(const std::vector<TrainBatch>& parts) const {
+  std::vector<double> all(parts.size(), static_cast<double>(recipe_.accumulate));
+  if (group_.alone()) return all;
+  std::vector<int64_t> own;
+  for (const TrainBatch& batch : parts) own.push_back(counted_targets(batch));
+  const at::Tensor sums = at::tensor(own, at::kLong);
+  group_.all_reduce(sums).wait();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto targets = std::max<int64_t>(sums[static_cast<int64_t>(i)].item<int64_t>(), 1);
+    all[i] *= static_cast<double>(targets) / static_cast<double>(std::max<int64_t>(own[i], 1));
+  }
+  return all;
+}
+
 double Trainer::one_step(double* norm) {
-  at::Tensor losses;  // sum over the micro-batches, read back once after the last
+  at::Tensor losses;    // sum over the micro-batches, read back once after the last
+  std::string trouble;  // why this rank could not compute its losses
+  std::vector<TrainBatch> parts;
+  for (int64_t part = 0; part < recipe_.accumulate; ++part) parts.push_back(own_stretch(train_(step_ * recipe_.accumulate + part)));
+  const std::vector<double> divisor = divisors(parts);
+  exchange_.receive_parameters();
+  Stretch computing(group_.alone() ? at::Device(at::kCPU) : model_.device());
   engine_->begin_step(mixed_seed(recipe_.seed, static_cast<uint64_t>(step_)));
-  for (int64_t part = 0; part < recipe_.accumulate; ++part) {
+  for (size_t part = 0; part < parts.size(); ++part) {
     try {
-      const TrainBatch batch = part_of_step(part);
-      const at::Tensor loss = engine_->loss(batch.inputs, batch.targets, batch.cu_seqlens) / static_cast<double>(recipe_.accumulate);
+      const TrainBatch batch = on_device(std::move(parts[part]));
+      if (part + 1 == parts.size()) exchange_.begin();
+      engine_->cut(batch.cut);
+      const at::Tensor loss = engine_->loss(batch.inputs, batch.targets, batch.cu_seqlens) / divisor[part];
       loss.backward();
       const at::Tensor number = loss.detach().to(at::kDouble);
       losses = losses.defined() ? losses + number : number;
     } catch (const ops::ArgumentError& e) {  // a gate is NaN: training has diverged
-      fail(e.what());
+      if (group_.alone()) fail(e.what());
+      trouble = e.what();  // The other ranks wait for this one's gradients: give them a loss that all of them refuse.
+      losses = at::full({}, std::numeric_limits<double>::quiet_NaN(), at::TensorOptions(model_.device()).dtype(at::kDouble));
+      break;
     }
   }
+  computing.end();
+  exchange_.finish();
+  const std::vector<at::Tensor> gradients = exchange_.gradients();
   // Enqueue the optimizer step before waiting for loss and norm, so that the GPU is not idle meanwhile.
-  const at::Tensor norms = optimizer_.gradient_norm();
-  HostCopy figures(at::stack({losses, norms}));
-  optimizer_.step(learning_rate(recipe_, step_), recipe_.clip, norms, losses);
+  at::Tensor both = at::stack({losses, optimizer_.gradient_norm(gradients)});
+  if (!group_.alone()) {
+    at::Tensor square = both[1].square_();
+    if (recipe_.shard == "none") square.div_(group_.size());  // of all gradients, not of a part: the mean makes it the same bits everywhere
+    group_.all_reduce(both).wait();
+    square.sqrt_();
+  }
+  HostCopy figures(both);
+  optimizer_.step(gradients, learning_rate(recipe_, step_), recipe_.clip, both[1], both[0]);
+  exchange_.send_parameters();
   const at::Tensor numbers = figures.wait();
   const auto sum = numbers[0].item<double>();
   *norm = numbers[1].item<double>();
+  computing_ += computing.seconds();
   if (!std::isfinite(sum) || !std::isfinite(*norm)) {
-    fail("the loss is " + std::to_string(sum) + " and the gradient's norm " + std::to_string(*norm));
+    if (trouble.empty() && !std::isfinite(losses.item<double>())) trouble = "the loss is " + std::to_string(losses.item<double>());
+    std::string where;
+    if (!group_.alone()) {
+      const std::vector<std::string> all = group_.all_gather_text(trouble);
+      for (size_t rank = 0; rank < all.size(); ++rank) {
+        if (!all[rank].empty()) where += "; rank " + std::to_string(rank) + ": " + all[rank];
+      }
+    }
+    fail("the loss is " + std::to_string(sum) + " and the gradient's norm " + std::to_string(*norm) + where);
   }
   return sum;
+}
+
+Trainer::AfterStep Trainer::agree(bool stop, bool save) const {
+  AfterStep after = {stop, save, 0, computing_, computing_};
+  if (group_.alone()) return after;
+  constexpr int64_t kFigures = 3;
+  const at::Tensor all = at::empty({group_.size() * kFigures}, at::kDouble);
+  group_.all_gather(all, at::tensor({stop ? 1.0 : 0.0, save ? 1.0 : 0.0, computing_}, at::kDouble)).wait();
+  const at::Tensor rows = all.view({group_.size(), kFigures}), seconds = rows.select(1, 2);
+  after.stop = rows.select(1, 0).max().item<double>() > 0;
+  after.save = rows[0][1].item<double>() > 0;
+  after.slowest = seconds.argmax().item<int64_t>();
+  after.longest = seconds.max().item<double>();
+  after.mean = seconds.mean().item<double>();
+  return after;
 }
 
 double Trainer::evaluate() const {
   const at::NoGradGuard no_grad;
   const Weights w = model_.weights(compute());
-  double sum = 0;
+  std::vector<double> sums;
+  std::vector<double> targets;
   for (int64_t i = 0; i < recipe_.eval_batches; ++i) {
-    const TrainBatch batch = validation_(i);
-    sum += model_.loss(w, batch.inputs, batch.targets, batch.cu_seqlens).item<double>();
+    const TrainBatch batch = own_stretch(validation_(i));
+    targets.push_back(group_.alone() ? 1.0 : static_cast<double>(counted_targets(batch)));
+    const Weights own = batch.cut ? w.with_cut(batch.cut) : w;
+    sums.push_back(targets.back() * model_.loss(own, batch.inputs, batch.targets, batch.cu_seqlens).item<double>());
   }
-  return sum / static_cast<double>(recipe_.eval_batches);
+  const at::Tensor all = at::stack({at::tensor(sums, at::kDouble), at::tensor(targets, at::kDouble)});
+  group_.all_reduce(all).wait();
+  return (all[0] / all[1].clamp_min(1)).mean().item<double>();
 }
 
 void Trainer::save(double loss, std::optional<double> eval_loss, double seconds) {
   if (folder_ == nullptr) return;
+  exchange_.receive_parameters();
+  if (!group_.alone()) {
+    check_agreement(group_, {{"the hash of the parameters after step " + std::to_string(step_), std::to_string(fingerprint(model_))}});
+  }
   StepRecord record;
   record.step = step_;
   record.tokens = step_ * recipe_.batch * recipe_.context;
@@ -152,11 +283,27 @@ void Trainer::save(double loss, std::optional<double> eval_loss, double seconds)
 }
 
 int64_t Trainer::run() {
+  try {
+    return run_steps();
+  } catch (const GroupError& e) {
+    std::string message = "after step " + std::to_string(step_) + ": " + e.what();
+    try {
+      const std::vector<RunCheckpoint> all = folder_ == nullptr ? std::vector<RunCheckpoint>() : folder_->checkpoints();
+      message += all.empty() ? "; there is no checkpoint yet" : "; the last checkpoint is " + all.back().path.string();
+    } catch (const io::FileError&) {
+      // The first rank is just removing an old one.
+    }
+    throw GroupError(message);
+  }
+}
+
+int64_t Trainer::run_steps() {
   const int64_t tokens = recipe_.batch * recipe_.context;
   const Clock::time_point start = Clock::now();
   const int64_t first = step_;
   Clock::time_point since = start, saved = start;
   int64_t since_step = step_;
+  Traffic since_traffic = traffic();
   while (step_ < recipe_.steps) {
     double norm = 0;
     const double rate = learning_rate(recipe_, step_);
@@ -164,22 +311,34 @@ int64_t Trainer::run() {
     ++step_;
     watch(loss, norm);
     const bool last = step_ == recipe_.steps;
-    const bool stop = should_stop && should_stop();
-    const bool logs = step_ % recipe_.log_every == 0 || last || stop;
+    const bool time_to_save = recipe_.save_minutes > 0 && seconds_since(saved) >= 60 * recipe_.save_minutes;
+    const AfterStep after = agree(should_stop && should_stop(), time_to_save);
+    const bool logs = step_ % recipe_.log_every == 0 || last || after.stop;
     const bool evals = validation_ && (last || (recipe_.eval_every > 0 && step_ % recipe_.eval_every == 0));
     const bool health = recipe_.health_every > 0 ? step_ % recipe_.health_every == 0 : evals;
     Json row = {{"step", step_}, {"loss", loss}, {"grad_norm", norm}, {"rate", rate}, {"tokens", step_ * tokens}};
     const double passed = seconds_since(start);
-    row["tokens_per_s"] = static_cast<double>(tokens * (step_ - since_step)) / std::max(seconds_since(since), 1e-9);
+    const auto steps = static_cast<double>(step_ - since_step);
+    row["tokens_per_s"] = static_cast<double>(tokens) * steps / std::max(seconds_since(since), 1e-9);
     row["seconds"] = seconds_before_ + passed;
     row["seconds_left"] = passed / static_cast<double>(step_ - first) * static_cast<double>(recipe_.steps - step_);
+    if (!group_.alone()) {
+      const Traffic now = traffic();
+      row["ranks"] = {{"count", group_.size()},
+                      {"bytes_sent_per_step", (now.bytes - since_traffic.bytes) / steps},
+                      {"seconds_waiting_per_step", (now.seconds - since_traffic.seconds) / steps},
+                      {"seconds_computing_per_step", after.mean / steps},
+                      {"slowest", after.slowest},
+                      {"slowest_seconds_per_step", after.longest / steps}};
+    }
     std::optional<double> eval_loss;
+    if (evals || health) exchange_.receive_parameters();
     if (evals) {
       eval_loss = evaluate();
       row["eval_loss"] = *eval_loss;
       if (extra_metric) row["score"] = extra_metric(model_);
     }
-    if (health) {
+    if (health && group_.leads()) {
       Json figures = Json::object();
       const at::NoGradGuard no_grad;
       for (const Figure& f : model_.health(model_.weights(compute()), train_(0).inputs.narrow(0, 0, 1))) figures[f.name] = f.value;
@@ -190,13 +349,14 @@ int64_t Trainer::run() {
       if (folder_ != nullptr) folder_->add_metrics(row);
       since = Clock::now();
       since_step = step_;
+      since_traffic = traffic();
+      computing_ = 0;
     }
-    const bool time_to_save = recipe_.save_minutes > 0 && seconds_since(saved) >= 60 * recipe_.save_minutes;
-    if (last || stop || time_to_save || (recipe_.save_every > 0 && step_ % recipe_.save_every == 0)) {
+    if (last || after.stop || after.save || (recipe_.save_every > 0 && step_ % recipe_.save_every == 0)) {
       save(loss, eval_loss, seconds_before_ + seconds_since(start));
       saved = Clock::now();
     }
-    if (stop) break;
+    if (after.stop) break;
   }
   if (on_note && step_ > first && watch_.sign()) on_note(warning());
   return step_;

@@ -1,9 +1,15 @@
 // The training loop: optimizer steps, evaluation, metrics and checkpoints. It is configured by its recipe alone and prints nothing.
+//
+// On several ranks each trains on its own rows of every micro-batch. The gradients are summed over the ranks (exchange.h), so that the
+// parameters stay equal bit for bit, and whatever ends or interrupts a run (a signal, a loss that is not finite) does so on all ranks after
+// the same step.
 #pragma once
 
 #include <functional>
 
 #include "cyfa/engine/engine.h"
+#include "cyfa/mixers/cut.h"
+#include "cyfa/train/exchange.h"
 #include "cyfa/train/run_folder.h"
 #include "cyfa/train/watch.h"
 
@@ -13,6 +19,7 @@ namespace cyfa {
 struct TrainBatch {
   at::Tensor inputs, targets;
   std::optional<at::Tensor> cu_seqlens;
+  std::shared_ptr<const SequenceCut> cut = {};  // if these are a rank's stretch of sequences that are cut over ranks
 };
 
 // Returns the batch with this index. It must depend on the index alone, so that a resumed run sees the same batches.
@@ -28,9 +35,12 @@ class TrainingError : public std::runtime_error {
 // Trains one model.
 class Trainer {
  public:
-  // `train` returns micro-batches of recipe.batch / recipe.accumulate sequences. The model's parameters are trained in place. If `folder`
-  // is null, nothing is written.
-  Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder);
+  // `train` returns micro-batches of recipe.batch / recipe.accumulate sequences, on several ranks this rank's equal part of them; so does
+  // `validation`. The model's parameters, which begin equal on all ranks, are trained in place. If `folder` is null, nothing is written.
+  // The ranks of `context`, a part of `group`, get the same micro-batches, and each trains on a stretch of their tokens. Throws
+  // std::invalid_argument if the model cannot be cut so.
+  Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder, const Group& group = {},
+          const Group& context = {});
 
   // Callbacks; all may be empty.
   std::function<void(const Json& metrics)> on_step;      // after every step
@@ -43,19 +53,33 @@ class Trainer {
   // Restores the optimizer state alone, to continue from a checkpoint in a new run.
   void continue_from(const std::filesystem::path& checkpoint);
 
-  // Trains to the recipe's last step, or until should_stop. Returns the total number of completed steps.
+  // Trains to the recipe's last step, or until should_stop on any rank. Returns the total number of completed steps. Throws TrainingError,
+  // on all ranks alike, and GroupError if another rank fails.
   int64_t run();
 
   // If the loss or the gradient norm has left its range and not come back: since when, and how to go back. Else empty.
   std::string warning() const;
 
-  double evaluate() const;  // mean validation loss over the recipe's eval_batches
+  double evaluate() const;  // mean validation loss over the recipe's eval_batches, of all ranks
   const TrainEngine& engine() const { return *engine_; }
   int64_t step() const { return step_; }
 
  private:
+  // What the ranks tell each other after a step, and what they have agreed on.
+  struct AfterStep {
+    bool stop = false, save = false;
+    int64_t slowest = 0;      // the rank that computed longest since the last log
+    double longest = 0, mean = 0;  // of the ranks' seconds of computing since then
+  };
+
+  int64_t run_steps();
   double one_step(double* norm);                          // returns the loss; sets *norm to the gradient norm
-  TrainBatch part_of_step(int64_t part) const;            // a micro-batch
+  TrainBatch own_stretch(TrainBatch batch) const;
+  void check_context() const;
+  Traffic traffic() const;  // of both groups
+  TrainBatch on_device(TrainBatch batch) const;
+  std::vector<double> divisors(const std::vector<TrainBatch>& parts) const;
+  AfterStep agree(bool stop, bool save) const;
   [[noreturn]] void fail(const std::string& what) const;  // throws TrainingError
   void save(double loss, std::optional<double> eval_loss, double seconds);
   void watch(double loss, double norm);
@@ -66,11 +90,14 @@ class Trainer {
   Recipe recipe_;
   BatchSource train_, validation_;
   RunFolder* folder_;
+  Group group_, context_;
+  GradientExchange exchange_;
   Optimizer optimizer_;
   std::unique_ptr<TrainEngine> engine_;
   TrainingWatch watch_;
   int64_t step_ = 0;
   double seconds_before_ = 0;  // of training, in earlier sessions
+  double computing_ = 0;       // seconds of this rank's forward and backward since the last log
 };
 
 }  // namespace cyfa

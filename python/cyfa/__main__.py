@@ -6,13 +6,18 @@ import os
 import sys
 
 import cyfa
+from cyfa import _ranks
 
 
 def main():
     """Runs the command of sys.argv[1:] and leaves with its exit status."""
-    program = ctypes.CDLL(str(cyfa.library)).cyfa_program  # runs without the interpreter's lock
+    library = ctypes.CDLL(str(cyfa.library))  # runs without the interpreter's lock
     words = [os.fsencode(word) for word in (sys.executable, *sys.argv[1:])]
-    sys.exit(program(len(words), (ctypes.c_char_p * (len(words) + 1))(*words)))
+    ranks = _ranks.Ranks(library) if sys.argv[1:2] == ["train"] and _ranks.started() else None
+    status = library.cyfa_program(len(words), (ctypes.c_char_p * (len(words) + 1))(*words))
+    if ranks:
+        ranks.leave(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
 import cyfa
 import pytest
@@ -143,21 +142,14 @@ def test_transformers_keeps_its_own_types():
     assert rel(make("transformer")(ids_of()).logits, theirs(ids_of()).logits) < ROUNDING
 
 
-def test_a_saved_folder_leads_to_the_package(tmp_path):
-    """With trust_remote_code=True nobody has to import cyfa.hf, for the types of transformers too."""
-    code = (
-        "import sys, transformers as t\n"
-        "for folder in sys.argv[1:]:\n"
-        "    model = t.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)\n"
-        "    print(model.config.model_type, type(model).__mro__, float(model.lm_head.weight.detach().double().sum()))"
-    )
-    models = [make(name) for name in ("cyclic_flow", "transformer")]
-    for model in models:
-        model.save_pretrained(tmp_path / model.config.model_type)
-    said = run(sys.executable, "-c", code, *(tmp_path / model.config.model_type for model in models)).splitlines()
-    for model, line in zip(models, said, strict=True):
-        assert line.startswith(model.config.model_type) and "cyfa.hf.model.CyfaForCausalLM" in line
-        assert line.endswith(str(float(model.lm_head.weight.detach().double().sum())))
+def test_a_saved_folder_leads_to_the_package(tmp_path, monkeypatch):
+    """With trust_remote_code=True: the type is transformers' own, and the file beside the weights names the class."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache"))
+    model = make("transformer")
+    model.save_pretrained(tmp_path)
+    led = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
+    assert type(led) is hf.CyfaForCausalLM and same_bits(led, model)
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is LlamaForCausalLM
 
 
 @every_type

@@ -181,16 +181,16 @@ def test_stand_ins_are_those_of_every_type():
 
 
 def test_documents_without_a_folder_or_file():
-    with pytest.raises(ValueError, match="no folder with a.jsonl: give --metadata data=FOLDER"):
-        tasks.load("a.jsonl")
-    with pytest.raises(FileNotFoundError, match="has no file a.jsonl, nor one ending in .zst"):
-        tasks.load("a.jsonl", data=DATA)
+    with pytest.raises(ValueError, match="no folder with a.jsonl or b.jsonl: give --metadata data=FOLDER"):
+        tasks.load(["a.jsonl", "b.jsonl"])
+    with pytest.raises(FileNotFoundError, match="has no file a.jsonl, nor one with .zst"):
+        tasks.load(["a.jsonl"], data=DATA)
     with pytest.raises(ValueError, match="piqa_valid_labels.txt has 3 labels for the 8 documents of arc_easy.jsonl"):
-        tasks.load("arc_easy.jsonl", data=DATA, labels="piqa_valid_labels.txt")
+        tasks.load(["arc_easy.jsonl"], data=DATA, labels="piqa_valid_labels.txt")
 
 
 def test_pages_and_their_text():
-    pages = tasks.load("wikitext2_test.raw", data=DATA, reader="pages")["test"]["page"]
+    pages = tasks.load(["wikitext2_test.raw"], data=DATA, reader="pages")["test"]["page"]
     assert [page.split("\n")[0] for page in pages] == [" = The old mill = ", " = Harbour = "]
     text = tasks.page_text({"page": pages[0]})
     assert "wheel (made of oak) has turned for 1,200 weeks." in text and 'the miller\'s son says: "it sings".' in text
@@ -198,10 +198,10 @@ def test_pages_and_their_text():
 
 
 def test_hellaswag_and_winogrande_documents():
-    docs = list(tasks.hellaswag(tasks.load("hellaswag_valid.jsonl", data=DATA)["test"]))
+    docs = list(tasks.hellaswag(tasks.load(["hellaswag_valid.jsonl"], data=DATA)["test"]))
     assert docs[0]["query"] == "Baking bread: A woman kneads dough on a table. She"
     assert docs[0]["choices"][2] == " sings to the oven and leaves." and docs[0]["gold"] == 0
     assert docs[1]["query"] == "Rowing: Two men carry a boat to the water.. They push off. The men"
-    doc = tasks.load("winogrande_xl_valid.jsonl", data=DATA)["test"][1]
+    doc = tasks.load(["winogrande_xl_valid.jsonl"], data=DATA)["test"][1]
     assert tasks.winogrande_fillings(doc) == ["Tom lent Max his bicycle because Tom", "Tom lent Max his bicycle because Max"]
     assert (tasks.winogrande_rest(doc), tasks.winogrande_gold(doc)) == ("had to go to town.", 1)

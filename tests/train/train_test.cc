@@ -290,7 +290,7 @@ TEST(Optimizer, DecaysWhatTheTableSays) {
   std::vector<at::Tensor> before;
   for (const at::Tensor& p : model.parameters()) before.push_back(p.detach().clone());
   Optimizer optimizer(model, r);
-  optimizer.step(0.1, 1, optimizer.gradient_norm(), at::zeros({}, at::kDouble));
+  optimizer.step(optimizer.gradients(), 0.1, 1, optimizer.gradient_norm(optimizer.gradients()), at::zeros({}, at::kDouble));
   for (size_t id = 0; id < before.size(); ++id) {
     const at::Tensor wanted = model.table().specs()[id].weight_decay ? before[id] * 0.95 : before[id];
     EXPECT_TRUE(at::allclose(model.parameters()[id].detach(), wanted, 1e-6, 1e-8)) << model.table().specs()[id].name;
@@ -306,7 +306,7 @@ TEST(Optimizer, TakesNoStepThatIsNotFinite) {
       before.push_back(p.detach().clone());
       p.mutable_grad() = at::ones_like(p);
     }
-    optimizer.step(0.1, 1, optimizer.gradient_norm(), at::full({}, loss, at::kDouble));
+    optimizer.step(optimizer.gradients(), 0.1, 1, optimizer.gradient_norm(optimizer.gradients()), at::full({}, loss, at::kDouble));
     for (size_t id = 0; id < before.size(); ++id) EXPECT_EQ(at::equal(model.parameters()[id], before[id]), !std::isfinite(loss)) << id;
   }
 }

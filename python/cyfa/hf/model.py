@@ -66,6 +66,7 @@ class CyfaForCausalLM(nn.LanguageModel, PreTrainedModel, GenerationMixin):
         return self.embeddings
 
     def get_output_embeddings(self):
+        """The head, or the embedding if it is tied to it."""
         return self.embeddings if self.tied_head else getattr(self, self.layout["head"])
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):

@@ -12,32 +12,37 @@ _ENDINGS = ("", ".zst", ".gz", ".xz", ".bz2")
 
 
 def load(file, data=None, reader="json_lines", labels=None, **_):
-    """The documents of FOLDER/file, plain or compressed, as the split "test".
+    """The documents of a file, plain or compressed, as the split "test".
 
-    `data` is FOLDER, from --metadata data=FOLDER or the environment variable CYFA_EVAL_DATA. The rest of the metadata is not for this
-    function.
+    Args:
+        file: names that the file may have in the folder.
+        data: the folder, from --metadata data=FOLDER or the environment variable CYFA_EVAL_DATA.
+        reader: a key of _READERS.
+        labels: a second file, with the label of each document.
+
+    The rest of the metadata is not for this function.
     """
     data = data or os.environ.get("CYFA_EVAL_DATA")
     if not data:
-        raise ValueError(f"no folder with {file}: give --metadata data=FOLDER, or set CYFA_EVAL_DATA")
+        raise ValueError(f"no folder with {' or '.join(file)}: give --metadata data=FOLDER, or set CYFA_EVAL_DATA")
     documents = _READERS[reader](_text(pathlib.Path(data), file))
     if labels is not None:
-        given = _text(pathlib.Path(data), labels).split()
+        given = _text(pathlib.Path(data), [labels]).split()
         if len(given) != len(documents):
-            raise ValueError(f"{data}: {labels} has {len(given)} labels for the {len(documents)} documents of {file}")
+            raise ValueError(f"{data}: {labels} has {len(given)} labels for the {len(documents)} documents of {' or '.join(file)}")
         documents = [document | {"label": int(label)} for document, label in zip(documents, given)]
     return {"test": datasets.Dataset.from_list(documents)}
 
 
-def _text(folder, name):
-    for path in (folder / (name + ending) for ending in _ENDINGS):
+def _text(folder, names):
+    for path in (folder / (name + ending) for name in names for ending in _ENDINGS):
         if path.is_file():
             try:
                 with fsspec.open(str(path), "rb", compression="infer") as stream:
                     return stream.read().decode()
             except ValueError as error:
                 raise ValueError(f"{path}: {error}; decompress the file, or install a package for it (zstandard for .zst)") from error
-    raise FileNotFoundError(f"{folder} has no file {name}, nor one ending in {', '.join(_ENDINGS[1:])}")
+    raise FileNotFoundError(f"{folder} has no file {' or '.join(names)}, nor one with {', '.join(_ENDINGS[1:])} after the name")
 
 
 def _json_lines(text):

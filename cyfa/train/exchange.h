@@ -1,0 +1,59 @@
+// The gradients of all ranks, summed while backward runs, and with a sharded optimizer the parameters that each rank has updated.
+//
+// Parameters are grouped to buckets, those whose gradients backward completes first in the first bucket. A bucket is an array in fp32 (or
+// bf16 on request) that holds the gradients one after another, with zeros at its end so that every rank has an equal part. Its sum begins
+// as soon as the last of its gradients is there, always in the order of the buckets, which is therefore the same on all ranks.
+#pragma once
+
+#include <memory>
+
+#include "cyfa/model/causal_lm.h"
+#include "cyfa/parallel/group.h"
+#include "cyfa/train/optimizer.h"
+
+namespace cyfa {
+
+class GradientExchange {
+ public:
+  // With `shard`, gradients are summed by reduce-scatter: each rank gets a part of every bucket, and updates the parameters in it alone.
+  // Otherwise every rank gets all sums. `type` is that of the sums: fp32 or bf16. The model must outlive this object. A group of one
+  // process has no buckets.
+  GradientExchange(CausalLM& model, const Group& group, bool shard, at::ScalarType type, int64_t bucket_bytes);
+  GradientExchange(const GradientExchange&) = delete;
+  GradientExchange& operator=(const GradientExchange&) = delete;
+  ~GradientExchange();
+
+  // The parameters that this rank's optimizer updates: its part of each bucket, or all.
+  std::vector<ParameterRange> ranges() const;
+
+  // The next backward is the last of the step: buckets begin as their gradients become complete.
+  void begin();
+  // Begins what backward has not (gradients that an engine writes itself have no hook), and waits for all sums.
+  void finish();
+  // After finish(): the summed gradients of ranges(), in order; undefined where a parameter has none.
+  std::vector<at::Tensor> gradients() const;
+
+  // With `shard`, after the optimizer's step: begins to send the updated parameters to all ranks, and waits for them. Otherwise nothing.
+  void send_parameters();
+  void receive_parameters();
+
+ private:
+  struct Bucket;
+  class Hook;
+
+  void completed(ParameterId id);  // its gradient is complete
+  void begin_ready(bool all);
+  void begin_bucket(Bucket& bucket);
+
+  CausalLM& model_;
+  Group group_;
+  bool shard_;
+  at::ScalarType type_;
+  std::vector<std::unique_ptr<Bucket>> buckets_;
+  std::vector<size_t> bucket_of_;  // by ParameterId
+  std::vector<bool> completed_, has_gradient_;
+  size_t begun_ = 0;  // buckets whose sum is under way
+  bool armed_ = false, sent_ = false;
+};
+
+}  // namespace cyfa

@@ -1,0 +1,310 @@
+// Tests training on several ranks, which are threads of this process here: gradients that are summed in buckets, sharded optimizers, and
+// sequences that are cut over ranks. tests/python/ranks_test.py tests real processes.
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <thread>
+
+#include "cyfa/io/file_error.h"
+#include "cyfa/ops/dense/cross_entropy.h"
+#include "cyfa/train/trainer.h"
+#include "tests/model/small_model.h"
+
+namespace cyfa::test {
+namespace {
+
+// The collectives of ranks that are threads. Each is complete when it has begun, so that they must be called in the same order.
+class Room {
+ public:
+  explicit Room(int ranks) : ranks_(ranks), barrier_(ranks), shown_(static_cast<size_t>(ranks)) {}
+
+  // Every rank shows a tensor, reads those of all ranks, and waits until all have read.
+  template <class Read>
+  void meet(int rank, const at::Tensor& x, const Read& read) {
+    shown_[static_cast<size_t>(rank)] = x;
+    barrier_.arrive_and_wait();
+    const at::Tensor result = read(shown_);
+    barrier_.arrive_and_wait();
+    to(rank, result);
+    barrier_.arrive_and_wait();
+  }
+  int ranks() const { return ranks_; }
+  std::vector<at::Tensor> results = std::vector<at::Tensor>(16);
+
+ private:
+  void to(int rank, const at::Tensor& x) { results[static_cast<size_t>(rank)] = x; }
+
+  int ranks_;
+  std::barrier<> barrier_;
+  std::vector<at::Tensor> shown_;
+};
+
+class InRoom final : public Collectives {
+ public:
+  InRoom(std::shared_ptr<Room> room, int rank) : room_(std::move(room)), rank_(rank) {}
+
+  void all_reduce(const at::Tensor& x) override {
+    room_->meet(rank_, x, [](const std::vector<at::Tensor>& all) { return at::stack(all).sum(0); });
+    x.copy_(room_->results[static_cast<size_t>(rank_)]);
+  }
+  void reduce_scatter(const at::Tensor& part, const at::Tensor& x) override {
+    room_->meet(rank_, x, [](const std::vector<at::Tensor>& all) { return at::stack(all).sum(0); });
+    part.copy_(room_->results[static_cast<size_t>(rank_)].narrow(0, rank_ * part.numel(), part.numel()));
+  }
+  void all_gather(const at::Tensor& all, const at::Tensor& part) override {
+    room_->meet(rank_, part, [](const std::vector<at::Tensor>& parts) { return at::cat(parts); });
+    all.copy_(room_->results[static_cast<size_t>(rank_)]);
+  }
+  void finish(const at::Tensor&) override {}
+
+ private:
+  std::shared_ptr<Room> room_;
+  int rank_;
+};
+
+// Runs work(group) on so many ranks at a time.
+template <class Work>
+void on_ranks(int ranks, const Work& work) {
+  const auto room = std::make_shared<Room>(ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] { work(Group(std::make_shared<InRoom>(room, rank), rank, ranks)); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+double difference(const at::Tensor& a, const at::Tensor& b, double least = 1e-30) {
+  return ((a - b).norm() / b.norm().clamp_min(least)).item<double>();
+}
+
+CausalLM double_model(const Json& config) {
+  CausalLM model(ModelConfig::parse(config));
+  model.initialise(3, at::kDouble);
+  for (at::Tensor& p : model.parameters()) p = (p + 0.05 * at::randn_like(p)).requires_grad_();
+  return model;
+}
+
+struct Split {
+  std::vector<int64_t> bounds;                     // of the ranks' stretches
+  std::optional<std::vector<int64_t>> cu_seqlens;  // absent: the rows
+};
+
+std::vector<Split> splits() {
+  return {{{0, 20, 40, 60}, {}},                                            // the rows exactly
+          {{0, 17, 43, 60}, {}},                                            // each rank but one begins inside a row
+          {{0, 31, 60}, {{0, 60}}},                                         // one sequence
+          {{0, 1, 2, 40, 60}, {{0, 60}}},                                   // ranks of a single token
+          {{0, 3, 29, 30, 60}, {{0, 5, 5, 7, 30, 33, 60}}},                 // packed, over borders, and borders at ranks' borders
+          {{0, 15, 30, 45, 60}, {{0, 10, 60}}}};                            // a sequence over four ranks, and one before it
+}
+
+TEST(ContextParallel, EqualsOneRankForEverySplit) {
+  for (const ModelCase& c : model_cases()) {
+    const bool flow = c.name.starts_with("CyclicFlow"), gated = c.name.starts_with("RetNet") || c.name.starts_with("LinearAttention") ||
+                                                               (c.name.starts_with("Mamba2") && c.name.find("3") == std::string::npos);
+    if (!flow && !gated) continue;
+    SCOPED_TRACE(c.name);
+    at::manual_seed(11);
+    CausalLM whole = double_model(c.config);
+    const at::Tensor ids = random_ids(whole, {3, 21}, 5);
+    const at::Tensor inputs = ids.narrow(1, 0, 20).contiguous();
+    at::Tensor targets = ids.narrow(1, 1, 20).clone();
+    targets[1].narrow(0, 3, 9).fill_(ops::kIgnore);
+    const double counted = targets.ne(ops::kIgnore).sum().item<double>();
+    for (const Split& split : splits()) {
+      if (!flow && split.bounds.size() == 4) continue;  // the baselines share what these test
+      const auto borders = split.cu_seqlens ? std::optional(at::tensor(*split.cu_seqlens, at::kLong)) : std::nullopt;
+      for (at::Tensor& p : whole.parameters()) p.mutable_grad().reset();
+      const at::Tensor loss = whole.loss(whole.weights(), borders ? inputs.reshape({1, -1}) : inputs,
+                                         borders ? targets.reshape({1, -1}) : targets, borders);
+      loss.backward();
+      const auto ranks = static_cast<int>(split.bounds.size()) - 1;
+      std::vector<std::vector<at::Tensor>> grads(static_cast<size_t>(ranks));
+      std::vector<double> losses(static_cast<size_t>(ranks));
+      std::vector<CausalLM> models(static_cast<size_t>(ranks), whole);
+      for (CausalLM& model : models) {
+        for (at::Tensor& p : model.parameters()) p = p.detach().clone().requires_grad_();
+      }
+      on_ranks(ranks, [&](const Group& group) {
+        const auto rank = static_cast<size_t>(group.rank());
+        CausalLM& model = models[rank];
+        const CutBatch batch = cut_batch(group, inputs, targets, borders, split.bounds);
+        const double share = batch.targets.ne(ops::kIgnore).sum().item<double>() / counted;
+        const at::Tensor part =
+            model.loss(model.weights().with_cut(batch.cut), batch.inputs, batch.targets, batch.cu_seqlens, group.size() % 2 == 0) * share;
+        part.backward();
+        losses[rank] = part.item<double>();
+        for (const at::Tensor& p : model.parameters()) grads[rank].push_back(p.grad());
+      });
+      double sum = 0;
+      for (const double part : losses) sum += part;
+      EXPECT_NEAR(sum, loss.item<double>(), 1e-10);
+      double scale = 0;
+      for (const at::Tensor& p : whole.parameters()) scale = std::max(scale, p.grad().norm().item<double>());
+      for (size_t id = 0; id < whole.parameters().size(); ++id) {
+        at::Tensor all = at::zeros_like(whole.parameters()[id]).detach();
+        for (const auto& rank : grads) {
+          if (rank[id].defined()) all += rank[id];
+        }
+        EXPECT_LT(difference(all, whole.parameters()[id].grad(), 1e-3 * scale), 1e-9)
+            << whole.table().specs()[id].name << ", " << ranks << " ranks";
+      }
+    }
+  }
+}
+
+TEST(ContextParallel, RefusesOtherMixersInWords) {
+  for (const ModelCase& c : model_cases()) {
+    if (c.name != "Transformer" && c.name != "Gla" && !c.name.starts_with("DeltaNet") && !c.name.starts_with("Mamba3")) continue;
+    CausalLM model = small_model(c.config);
+    on_ranks(2, [&](const Group& group) {
+      Recipe recipe;
+      recipe.model = "small";
+      recipe.context_ranks = 2;
+      try {
+        const Trainer trainer(model, recipe, {}, {}, nullptr, {}, group);
+        ADD_FAILURE() << c.name;
+      } catch (const std::invalid_argument& e) {
+        EXPECT_NE(std::string(e.what()).find("context_ranks is 2"), std::string::npos) << e.what();
+      }
+    });
+  }
+  const at::Tensor ids = at::zeros({1, 1}, at::kLong);
+  on_ranks(2, [&](const Group& group) { EXPECT_THROW(cut_batch(group, ids, ids, std::nullopt), std::invalid_argument); });
+}
+
+Recipe recipe_of(const std::string& shard) {
+  Recipe r;
+  r.model = "small";
+  r.steps = 5;
+  r.batch = 12;
+  r.accumulate = 2;
+  r.context = 16;
+  r.rate = 3e-2;
+  r.eps = 1e-2;  // far above most gradients: AdamW then enlarges no rounding
+  r.warmup = 0;
+  r.shard = shard;
+  r.bucket_mb = 0.01;
+  return r;
+}
+
+// A rank's rows of the micro-batches that one rank would have. Some targets are ignored, more of them in some rows than in others.
+BatchSource rows_of(const CausalLM& model, const Group& group) {
+  return [&model, rank = group.rank(), ranks = group.size()](int64_t index) {
+    const at::Tensor ids = random_ids(model, {6, 17}, 500 + static_cast<uint64_t>(index));
+    at::Tensor targets = ids.narrow(1, 1, 16).clone();
+    targets[0].narrow(0, 0, 12).fill_(ops::kIgnore);
+    const int64_t rows = 6 / ranks;
+    return TrainBatch{ids.narrow(0, rank * rows, rows).narrow(1, 0, 16), targets.narrow(0, rank * rows, rows), std::nullopt};
+  };
+}
+
+TEST(DataParallel, RanksTrainAsOneAndStayEqualToTheBit) {
+  CausalLM whole = small_model(small_config(2));
+  Trainer alone(whole, recipe_of("none"), rows_of(whole, {}), rows_of(whole, {}), nullptr);
+  alone.run();
+  const double loss = alone.evaluate();
+  for (const char* shard : {"none", "optimizer"}) {
+    std::vector<CausalLM> models(3, small_model(small_config(2)));
+    for (CausalLM& model : models) {
+      for (at::Tensor& p : model.parameters()) p = p.detach().clone();
+    }
+    std::vector<double> losses(3);
+    on_ranks(3, [&](const Group& group) {
+      CausalLM& model = models[static_cast<size_t>(group.rank())];
+      Recipe r = recipe_of(shard);
+      r.eval_batches = 16;
+      Trainer trainer(model, r, rows_of(model, group), rows_of(model, group), nullptr, group);
+      trainer.run();
+      losses[static_cast<size_t>(group.rank())] = trainer.evaluate();
+    });
+    for (size_t id = 0; id < whole.parameters().size(); ++id) {
+      const std::string& name = whole.table().specs()[id].name;
+      EXPECT_LT(difference(models[0].parameters()[id], whole.parameters()[id], 1e-3), 2e-6) << shard << " " << name;
+      for (const CausalLM& model : models) EXPECT_TRUE(at::equal(model.parameters()[id], models[0].parameters()[id])) << name;
+    }
+    EXPECT_NEAR(losses[0], loss, 1e-6);
+    EXPECT_EQ(losses[0], losses[2]);
+  }
+}
+
+TEST(DataParallel, AllRanksRefuseWhatIsNotFiniteAndNameTheRank) {
+  std::vector<std::string> errors(2);
+  std::vector<CausalLM> models(2, small_model(small_config(1)));
+  on_ranks(2, [&](const Group& group) {
+    CausalLM& model = models[static_cast<size_t>(group.rank())];
+    for (at::Tensor& p : model.parameters()) p = p.detach().clone();
+    const std::vector<at::Tensor> before = [&] {
+      std::vector<at::Tensor> all;
+      for (const at::Tensor& p : model.parameters()) all.push_back(p.detach().clone());
+      return all;
+    }();
+    Recipe r = recipe_of("optimizer");
+    Trainer trainer(
+        model, r,
+        [&](int64_t index) {
+          if (group.rank() == 1) model.parameters().back().data().fill_(NAN);
+          return rows_of(model, group)(index);
+        },
+        {}, nullptr, group);
+    try {
+      trainer.run();
+    } catch (const TrainingError& e) {
+      errors[static_cast<size_t>(group.rank())] = e.what();
+    }
+    if (group.rank() == 1) return;
+    for (size_t id = 0; id < before.size(); ++id) EXPECT_TRUE(at::equal(model.parameters()[id], before[id]));
+  });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("rank 1: "), std::string::npos) << error;
+    EXPECT_EQ(error.find("rank 0: "), std::string::npos) << error;
+  }
+  EXPECT_EQ(errors[0], errors[1]);
+}
+
+TEST(ShardedOptimizer, StateIsReadByAnyNumberOfRanks) {
+  const Folder folder;
+  CausalLM model = small_model(small_config(1));
+  const Recipe r = recipe_of("optimizer");
+  const auto ranges = [&](int rank, int ranks) {
+    return GradientExchange(model, Group(std::make_shared<InRoom>(nullptr, rank), rank, ranks), true, at::kFloat, 1 << 12).ranges();
+  };
+  const Optimizer fresh(model, r);
+  for (at::Tensor& p : model.parameters()) p.mutable_grad() = at::randn_like(p);
+  Optimizer whole(model, r);
+  const std::vector<at::Tensor> grads = whole.gradients();
+  whole.step(grads, 0.1, 0, at::ones({}, at::kDouble), at::zeros({}, at::kDouble));
+  std::filesystem::create_directories(folder / "1");
+  whole.save(folder / "1");
+  // 1 rank to 3, to 2, to 1.
+  std::filesystem::path last = folder / "1";
+  for (const int ranks : {3, 2}) {
+    const std::filesystem::path next = folder / std::to_string(ranks);
+    std::filesystem::create_directories(next);
+    int64_t elements = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      Optimizer part(model, r, ranges(rank, ranks));
+      for (const ParameterRange& range : ranges(rank, ranks)) elements += range.length;
+      part.load(last);
+      part.save(next, rank, ranks);
+    }
+    EXPECT_EQ(elements, model.table().numel());
+    EXPECT_TRUE(has_optimizer_state(next));
+    last = next;
+  }
+  Optimizer back(model, r);
+  back.load(last);
+  std::filesystem::create_directories(folder / "back");
+  back.save(folder / "back");
+  const TensorFile first(folder / "1" / "optimizer.safetensors"), again(folder / "back" / "optimizer.safetensors");
+  for (const std::string& name : first.file().names()) EXPECT_TRUE(at::equal(first.mapped(name), again.mapped(name))) << name;
+
+  std::filesystem::remove(last / "optimizer-00001-of-00002.safetensors");
+  EXPECT_THROW(back.load(last), io::FileError);
+  CausalLM other = small_model(small_config(2));
+  Optimizer of_other(other, r);
+  EXPECT_THROW(of_other.load(folder / "3"), io::FileError);
+}
+
+}  // namespace
+}  // namespace cyfa::test
