@@ -25,6 +25,7 @@ void add_prepare(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
 void add_probe(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
+void add_experiment(CLI::App& app, Action& action);
 void add_demo(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 

@@ -89,6 +89,10 @@ constexpr Example kExamples[] = {
     {"eval", "DIR needles --lengths 1024 4096 --limit 100", "RULER's needles in texts of two lengths"},
     {"eval", "DIR text:book.txt positions:book.txt@8192", "perplexity of a text, and its loss by position in long sequences"},
 
+    {"experiment", "--list", "the experiments that come with the program"},
+    {"experiment", "mqar --plan", "which runs there would be"},
+    {"experiment", "mixers --data data --device cuda --jobs 6", "train all mixers on text, six at a time"},
+
     {"probe", "DIR text.txt", "tables of what the clock does on a text"},
     {"probe", "DIR text.txt -o probe", "also pictures, and probe/page.html to open in a browser"},
     {"probe", "DIR text.txt --tokens 64 --sequences 4 --held-out 2 --only interventions", "one analysis, of little text"},

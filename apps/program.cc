@@ -74,6 +74,7 @@ int run(int argc, char** argv) {
   add_train(app, action);
   add_eval(app, action);
   add_plan(app, action);
+  add_experiment(app, action);
   add_probe(app, action);
   add_demo(app, action);
   app.footer(kFooter);
