@@ -84,7 +84,10 @@ def main():
             copy.data[at : at + len(name)] = name.replace(old.encode(), new.encode(), 1).ljust(len(name), b"\0")
     for copy in copies:
         path = pathlib.Path(folder) / copy.string(copy.library_names(DT_SONAME)[0]).decode()
-        path.write_bytes(copy.data)
+        if not path.is_file() or path.read_bytes() != copy.data:
+            # Another file takes the name: a process that has mapped the old one would crash if its content changed.
+            path.with_suffix(".new").write_bytes(copy.data)
+            path.with_suffix(".new").replace(path)
         print(path)
 
 
