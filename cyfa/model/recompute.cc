@@ -3,6 +3,8 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "cyfa/ops/common/once_differentiable.h"
+
 namespace cyfa {
 namespace {
 
@@ -23,11 +25,14 @@ class Recompute : public torch::autograd::Function<Recompute> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list grads) {
     const auto body = c10::static_intrusive_pointer_cast<Body>(ctx->saved_data["body"].toCapsule());
-    const at::AutoGradMode grad_mode(true);
-    const at::Tensor x = ctx->get_saved_variables()[0].detach().requires_grad_();
+    const torch::autograd::variable_list saved = ctx->get_saved_variables();
+    const at::Tensor x = saved[0].detach().requires_grad_();
     MixerState unused;
-    torch::autograd::backward({body->run(x, &unused)}, {grads[0]});
-    return {x.grad(), at::Tensor(), at::Tensor()};
+    {
+      const at::AutoGradMode recorded(true);
+      torch::autograd::backward({body->run(x, &unused)}, {grads[0]});
+    }
+    return ops::once_differentiable("recompute", {x.grad(), at::Tensor(), at::Tensor()}, saved, grads);
   }
 };
 

@@ -35,7 +35,7 @@ TEST(RecurrenceTable, EntriesAreWhole) {
     EXPECT_EQ(r.backends.back().id, Backend::kReference);
     EXPECT_TRUE(std::any_of(r.backends.begin(), r.backends.end(), [](const auto& b) { return b.step != nullptr; }));
   }
-  EXPECT_THROW(ops::recurrence_of("cyclic_flow"), std::out_of_range);
+  EXPECT_THROW(ops::recurrence_of("cyclic_flow"), ops::ArgumentError);
 }
 
 TEST(RecurrenceTable, TheDocumentListsEveryEntry) {

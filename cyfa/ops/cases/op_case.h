@@ -39,7 +39,7 @@ inline const Op Op::kCyclicFlow;
 
 const std::vector<Op>& all_ops();
 const std::vector<Op>& recurrences();  // all but cyclic_flow
-Op op_of(std::string_view name);       // throws std::out_of_range
+Op op_of(std::string_view name);       // throws ArgumentError
 std::string op_name(Op op);            // "row_gated_la", as in messages
 std::string op_label(Op op);           // "RowGatedLa", as in names of tests
 // Its keys should have at most unit length: longer ones make the recurrence itself grow without bound.

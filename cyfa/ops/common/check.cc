@@ -121,7 +121,8 @@ void norm_eps(const char* op, double norm_eps) {
 }
 
 void log_alpha(const char* op, const at::Tensor& log_alpha, const char* name) {
-  if (!log_alpha.is_cpu() || log_alpha.numel() == 0) return;
+  const bool traced = log_alpha.key_set().has(c10::DispatchKey::Python);  // by torch.compile, which has no values to look at
+  if (!log_alpha.is_cpu() || traced || log_alpha.numel() == 0) return;
   const at::Tensor top = log_alpha.detach().max();  // NaN if any element is NaN
   const double largest = top.item<double>();
   if (largest <= 0.0) return;

@@ -12,6 +12,7 @@
 
 #include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
+#include "cyfa/ops/common/once_differentiable.h"
 #include "cyfa/ops/cyclic_flow/impl.h"
 
 namespace cyfa::ops {
@@ -220,7 +221,7 @@ class CyclicFlowFunction : public torch::autograd::Function<CyclicFlowFunction> 
     TensorVector result;
     for (const int64_t place : places) result.push_back(out[static_cast<size_t>(place)]);
     result.resize(result.size() + 2);  // nor do `places` and the settings
-    return result;
+    return once_differentiable(kCyclicFlow, std::move(result), kept, grads);
   }
 };
 

@@ -64,7 +64,7 @@ CyclicFlowShape check_cyclic_flow(const CyclicFlowInputs& in) {
 
   s.packed = in.cu_seqlens.has_value();
   if (s.packed) check::borders(kOp, *in.cu_seqlens, s.B, device);
-  s.N = s.packed ? in.cu_seqlens->numel() - 1 : s.B;
+  s.N = s.packed ? in.cu_seqlens->size(0) - 1 : s.B;
   s.compute = in.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   if (in.initial_state) {
     const CyclicFlowState& state = *in.initial_state;
@@ -176,14 +176,19 @@ CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowOptions
   return cyclic_flow_backend(settings.backend).call(in, settings);
 }
 
-at::Tensor cyclic_flow_readout_table(const at::Tensor& readout) {
+at::ScalarType check_readout(const at::Tensor& readout) {
   constexpr const char* kTable = "cyclic_flow_readout_table";
-  const WithoutAutocast plain_types;
   check::shape(kTable, "readout", readout, {{"H", -1}, {"m", -1}, {"m", -1}});
   check::shape(kTable, "readout", readout, {{"H", -1}, {"m", -1}, {"m", readout.size(1)}});
   check::floating(kTable, "readout", readout);
   if (readout.size(1) % 2 == 0) check::fail(kTable, "m is " + std::to_string(readout.size(1)) + ", wanted odd");
-  return readout_table(readout.detach(), readout.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  return readout.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+at::Tensor cyclic_flow_readout_table(const at::Tensor& readout) {
+  const WithoutAutocast plain_types;
+  const at::ScalarType compute = check_readout(readout);
+  return readout_table(readout.detach(), compute);
 }
 
 }  // namespace cyfa::ops

@@ -82,6 +82,9 @@ const CyclicFlowBackend& cyclic_flow_backend(Backend id);
 CyclicFlowForward empty_cyclic_flow_forward(const CyclicFlowInputs& in, const CyclicFlowShape& shape, bool states = true);
 CyclicFlowGradients empty_cyclic_flow_gradients(const CyclicFlowInputs& in);
 
+// Checks a readout [H, m, m] and returns the type of its table.
+at::ScalarType check_readout(const at::Tensor& readout);
+
 // Bounds of all sequences on the flat token axis [B * T].
 std::vector<int64_t> cyclic_flow_offsets(const CyclicFlowInputs& in, const CyclicFlowShape& shape);
 

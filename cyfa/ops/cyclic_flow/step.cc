@@ -166,6 +166,12 @@ at::Tensor step_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return at::empty_symint(v.sym_sizes(), v.options());
 }
 
+at::Tensor table_meta(const at::Tensor& readout) {
+  const at::ScalarType compute = check_readout(readout);
+  const int64_t M = readout.size(1) + 1;
+  return at::empty({readout.size(0), M, M}, readout.options().dtype(compute));
+}
+
 }  // namespace
 
 #ifndef CYFA_CUDA
@@ -211,10 +217,24 @@ TORCH_LIBRARY_FRAGMENT(cyfa, library) {
   library.def("cyclic_flow_readout_table(Tensor readout) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(cyfa, CPU, library) { library.impl("cyclic_flow_step", step_entry); }
-TORCH_LIBRARY_IMPL(cyfa, CUDA, library) { library.impl("cyclic_flow_step", step_entry); }
-TORCH_LIBRARY_IMPL(cyfa, Meta, library) { library.impl("cyclic_flow_step", step_meta); }
-TORCH_LIBRARY_IMPL(cyfa, Autograd, library) { library.impl("cyclic_flow_step", torch::autograd::autogradNotImplementedFallback()); }
-TORCH_LIBRARY_IMPL(cyfa, CompositeImplicitAutograd, library) { library.impl("cyclic_flow_readout_table", cyclic_flow_readout_table); }
+TORCH_LIBRARY_IMPL(cyfa, CPU, library) {
+  library.impl("cyclic_flow_step", step_entry);
+  library.impl("cyclic_flow_readout_table", cyclic_flow_readout_table);
+}
+
+TORCH_LIBRARY_IMPL(cyfa, CUDA, library) {
+  library.impl("cyclic_flow_step", step_entry);
+  library.impl("cyclic_flow_readout_table", cyclic_flow_readout_table);
+}
+
+TORCH_LIBRARY_IMPL(cyfa, Meta, library) {
+  library.impl("cyclic_flow_step", step_meta);
+  library.impl("cyclic_flow_readout_table", table_meta);
+}
+
+TORCH_LIBRARY_IMPL(cyfa, Autograd, library) {
+  library.impl("cyclic_flow_step", torch::autograd::autogradNotImplementedFallback());
+  library.impl("cyclic_flow_readout_table", torch::autograd::autogradNotImplementedFallback());
+}
 
 }  // namespace cyfa::ops

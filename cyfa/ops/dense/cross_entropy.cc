@@ -7,12 +7,15 @@
 
 #include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
+#include "cyfa/ops/common/once_differentiable.h"
 
 namespace cyfa::ops {
 namespace {
 
 // Logits computed at a time: 16 MB of fp32, which stay in a CPU's cache, or 256 MB, enough to occupy a GPU.
 constexpr int64_t kLogits = int64_t{1} << 22, kLogitsOnGpu = int64_t{1} << 26;
+
+constexpr const char* kOp = "linear_cross_entropy";
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
@@ -72,7 +75,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& targets) {
     const Parts parts = compute(x, weight, targets, x.requires_grad(), weight.requires_grad());
-    ctx->save_for_backward({parts.grad_x, parts.grad_weight});
+    ctx->save_for_backward({parts.grad_x, parts.grad_weight, x, weight});
     ctx->saved_data["weight_type"] = static_cast<int64_t>(weight.scalar_type());
     return parts.loss;
   }
@@ -82,14 +85,13 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     const auto type = static_cast<at::ScalarType>(ctx->saved_data["weight_type"].toInt());
     const auto scaled = [&](const at::Tensor& x) { return x.defined() ? x * grads[0].to(x.scalar_type()) : x; };
     const at::Tensor weight = scaled(saved[1]);
-    return {scaled(saved[0]), weight.defined() ? weight.to(type) : weight, at::Tensor()};
+    return once_differentiable(kOp, {scaled(saved[0]), weight.defined() ? weight.to(type) : weight, at::Tensor()}, saved, grads);
   }
 };
 
 }  // namespace
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets) {
-  constexpr const char* kOp = "linear_cross_entropy";
   const WithoutAutocast plain_types;
   check::shape(kOp, "x", x, {{"N", -1}, {"D", -1}});
   check::shape(kOp, "weight", weight, {{"V", -1}, {"D", x.size(1)}});

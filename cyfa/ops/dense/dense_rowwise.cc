@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "cyfa/ops/common/autocast.h"
+#include "cyfa/ops/common/once_differentiable.h"
 #include "cyfa/ops/dense/dense.h"
 #include "cyfa/ops/dense/rowwise.h"
 
@@ -29,7 +30,7 @@ class NormFunction : public torch::autograd::Function<NormFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     const row_kernels::NormGrads out = row_kernels::norm_backward(saved[0], saved[1], saved[2], saved[3], grads[0]);
-    return {out.x, out.weight.to(saved[1].scalar_type()), at::Tensor(), out.gate};
+    return once_differentiable("rms_norm", {out.x, out.weight.to(saved[1].scalar_type()), at::Tensor(), out.gate}, saved, grads);
   }
 };
 
@@ -44,7 +45,7 @@ class SwigluFunction : public torch::autograd::Function<SwigluFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     const auto [gate, up] = row_kernels::swiglu_backward(saved[0], saved[1], grads[0]);
-    return {gate, up};
+    return once_differentiable("swiglu", {gate, up}, saved, grads);
   }
 };
 

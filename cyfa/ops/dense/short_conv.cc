@@ -7,6 +7,7 @@
 #include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/common/in_place.h"
+#include "cyfa/ops/common/once_differentiable.h"
 #include "cyfa/ops/dense/rowwise.h"
 #include "cyfa/ops/dense/rowwise_cuda.h"
 
@@ -39,7 +40,7 @@ class ConvFunction : public torch::autograd::Function<ConvFunction> {
     const std::vector<int64_t> offsets = ctx->saved_data["offsets"].toIntVector();
     row_kernels::ConvGrads out = row_kernels::conv_backward(saved[0], saved[1], saved[2], saved[3], offsets, grads[0]);
     if (out.bias.defined()) out.bias = out.bias.to(saved[2].scalar_type());
-    return {out.x, out.weight.to(saved[1].scalar_type()), out.bias, out.before, at::Tensor()};
+    return once_differentiable(kOp, {out.x, out.weight.to(saved[1].scalar_type()), out.bias, out.before, at::Tensor()}, saved, grads);
   }
 };
 

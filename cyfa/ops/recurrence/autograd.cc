@@ -11,6 +11,7 @@
 
 #include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
+#include "cyfa/ops/common/once_differentiable.h"
 #include "cyfa/ops/recurrence/dispatch.h"
 
 namespace cyfa::ops {
@@ -133,7 +134,10 @@ class RecurrenceFunction : public torch::autograd::Function<RecurrenceFunction> 
                 optional(kept[6]), at::TensorList(kept).slice(7), optional(grads[0]), optional(grads[1]),
                 ctx->saved_data["scale"].toDouble(), ctx->saved_data["size"].toIntVector(), ctx->saved_data["backend"].toStringRef());
     const auto if_given = [&](size_t i, const Tensor& x) { return kept[i].defined() ? x : Tensor(); };
-    return {Tensor(), q, k, v, if_given(3, log_alpha), if_given(4, beta), if_given(5, initial), Tensor(), Tensor(), Tensor(), Tensor()};
+    return once_differentiable(
+        ctx->saved_data["op"].toStringRef().c_str(),
+        {Tensor(), q, k, v, if_given(3, log_alpha), if_given(4, beta), if_given(5, initial), Tensor(), Tensor(), Tensor(), Tensor()}, kept,
+        grads);
   }
 };
 

@@ -1,7 +1,6 @@
 #include "cyfa/ops/recurrence/table.h"
 
-#include <stdexcept>
-
+#include "cyfa/ops/common/check.h"
 #include "cyfa/ops/recurrence/impl.h"
 #include "cyfa/ops/recurrence/passes.h"
 
@@ -87,7 +86,7 @@ const Recurrence& recurrence_of(std::string_view op) {
     if (op == r.op) return r;
     names += (names.empty() ? "" : ", ") + std::string(r.op);
   }
-  throw std::out_of_range("no recurrence is called " + std::string(op) + ", wanted one of " + names);
+  check::fail("recurrence", "the name is '" + std::string(op) + "', wanted one of " + names);
 }
 
 }  // namespace cyfa::ops

@@ -73,7 +73,7 @@ struct Recurrence {
 
 // The table.
 const std::vector<Recurrence>& recurrences();
-const Recurrence& recurrence_of(std::string_view op);  // throws std::out_of_range that lists the names
+const Recurrence& recurrence_of(std::string_view op);  // throws ArgumentError that lists the names
 
 // Runs an op on whole sequences.
 RecurrenceOutput run_recurrence(const Recurrence& r, RecurrenceInputs inputs, const RecurrenceOptions& options = {});
