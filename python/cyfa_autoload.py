@@ -6,8 +6,6 @@ imported, and then enters a stand-in for each model type. The first use of a sta
 never loads the library. This module is not part of the package cyfa, whose import would load it.
 """
 
-import importlib.abc
-import importlib.util
 import sys
 
 _TABLE = "transformers.models.auto.configuration_auto"
@@ -36,7 +34,7 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Finds no module itself. It sees every import until the table is there, then leaves sys.meta_path.
 
     transformers may be importing the table right now, and torch for it; then the next import after it is the occasion.
@@ -50,7 +48,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name != _TABLE:
             return None
         self._leave()
-        spec = importlib.util.find_spec(name)
+        from importlib.util import find_spec
+
+        spec = find_spec(name)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _Loader(spec.loader)
         return spec
@@ -60,7 +60,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """The table's own loader, and the registration after it."""
 
     def __init__(self, loader):

@@ -57,13 +57,14 @@ def test_forward(name):
 
 @every_type
 def test_padding_on_either_side_changes_nothing(name):
-    model, other, ids = make(name), judge(name), ids_of(3, 13)
-    mask = torch.ones(3, 13, dtype=torch.long)
-    mask[0, :5] = mask[1, 8:] = mask[2, [0, 4, 12]] = 0
+    model, other, ids = make(name), judge(name), ids_of(4, 13)
+    mask = torch.ones(4, 13, dtype=torch.long)
+    mask[0, :5] = mask[1, 8:] = mask[2, [0, 4, 12]] = mask[3] = 0
     logits = model(ids, attention_mask=mask).logits
     for row in range(3):
         real = mask[row].bool()
         assert torch.equal(logits[row, real], other(ids[row : row + 1, real]).logits[0]), row
+    assert not logits[mask == 0].any()
     packed = model(torch.cat([ids[0, :8], ids[1, :11]])[None], cu_seqlens=torch.tensor([0, 8, 19])).logits[0]
     assert rel(packed[:8], other(ids[:1, :8]).logits[0]) < ROUNDING and rel(packed[8:], other(ids[1:2, :11]).logits[0]) < ROUNDING
 

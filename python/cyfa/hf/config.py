@@ -66,9 +66,10 @@ class CyfaConfig(PreTrainedConfig):
         return output
 
     def text(self) -> str:
-        """The model's own keys as the library takes them (cyfa.nn.config_text)."""
+        """The model's own keys as the library takes them (cyfa.nn.config_text), in alphabetical order."""
         values = self.to_dict()
-        return json.dumps(self._encode_special_floats({key: values[key] for key in self._own_keys if key in values}))
+        own = {key: values[key] for key in self._own_keys if key in values}
+        return json.dumps(self._encode_special_floats(own), sort_keys=True)
 
     def describe(self) -> dict:
         """What the library knows of this model: cyfa.nn.describe()."""

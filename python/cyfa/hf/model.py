@@ -134,12 +134,9 @@ class CyfaForCausalLM(nn.LanguageModel, PreTrainedModel, GenerationMixin):
         if keep:
             cache.advance(after, x.shape[1], lambda n: run(x[:, :n], None if mask is None else mask[:, :n])[1])
 
-        y, loss = hidden[-1], None
-        if labels is None:
-            y = y[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
-        # As in _run(): each row is to equal the row alone.
-        apart = mask is not None and x.device.type == "cpu"
-        logits = torch.cat([self.logits(row) for row in y.split(1)]) if apart else self.logits(y)
+        kept = slice(None) if labels is not None else slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self._logits(hidden[-1][:, kept], None if mask is None else mask[:, kept])
+        loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         output = CausalLMOutputWithPast(
@@ -161,8 +158,7 @@ class CyfaForCausalLM(nn.LanguageModel, PreTrainedModel, GenerationMixin):
             bounds = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0))
             hidden, after = self._run_packed(x.flatten(0, 1)[real].unsqueeze(0), before, bounds, keep, all_hidden, recompute)
             return [_spread(h[0], real, mask.shape) for h in hidden], after
-        # Row by row: products of other shapes differ in the last bit, and each row is to equal the row alone.
-        rows = []
+        rows = []  # one by one: products of other shapes differ in the last bit, and each row is to equal the row alone
         for n in range(len(mask)):
             own = [[s[n : n + 1] for s in layer] for layer in before] if before is not None else None
             real = mask[n].nonzero().squeeze(1)
@@ -186,6 +182,16 @@ class CyfaForCausalLM(nn.LanguageModel, PreTrainedModel, GenerationMixin):
                 after.append(states)
             hidden.append(x)
         return hidden if all_hidden else [x], after
+
+    def _logits(self, y, mask) -> Tensor:
+        """Logits of y [B, T, D]; zeros where there is padding. As in _run(), a padded row on a CPU equals the row alone."""
+        if mask is None or y.device.type != "cpu":
+            return self.logits(y)
+        rows = []
+        for row, real in zip(y.split(1), mask):
+            places = real.nonzero().squeeze(1)
+            rows.append(_spread(self.logits(row[:, places])[0], places, (1, len(real))))
+        return torch.cat(rows)
 
     # Generation.
 
