@@ -203,7 +203,7 @@ TEST_P(EveryModel, BatchesAndThreadsGiveEqualBits) {
   const auto asked = documents();
   std::vector<std::vector<Response>> first;
   const int threads = at::get_num_threads();
-  for (const auto& [tokens, used] : {std::pair<int64_t, int>{1 << 20, 2}, {1 << 20, 1}, {1, 2}, {150, 1}}) {
+  for (const auto& [tokens, used] : {std::pair<int64_t, int>{1 << 20, 2}, {1, 1}, {150, 2}}) {
     SCOPED_TRACE(testing::Message() << tokens << " tokens, " << used << " threads");
     at::set_num_threads(used);
     Scoring s(small_model(byte_json(GetParam().config)), {.max_length = 80, .batch_tokens = tokens});

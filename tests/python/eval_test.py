@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import subprocess
 import sys
 
@@ -227,6 +228,7 @@ def test_every_figure_is_the_harnesss(judged, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not (shared_folder() / "eval").is_dir(), reason="no shared/eval; set CYFA_SHARED")
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="the program zstd is not installed")
 def test_the_same_on_the_published_sets(judged, tmp_path, monkeypatch):
     folder, judge = judged
     rows = {name: documents[:16] for name, documents in shared_sets().items()}
