@@ -10,7 +10,7 @@ namespace cyfa::app {
 inline constexpr int kDone = 0;
 inline constexpr int kCheckFailed = 1;  // something was computed and is not good enough
 inline constexpr int kBadInput = 2;     // a file, an option or the machine does not allow the work
-inline constexpr int kStopped = 3;      // stopped by a signal after saving: `train` a checkpoint, `generate` its state and JSON
+inline constexpr int kStopped = 3;      // stopped by a signal after saving a checkpoint, a state and JSON, or finished documents
 
 using Action = std::function<int()>;  // returns the exit status
 

@@ -88,12 +88,12 @@ bool puts_bos(const Options& options, const std::string& folder, const Tokenizer
 
 std::string hex(uint64_t value) { return text("%016llx", static_cast<unsigned long long>(value)); }
 
-// Six significant digits, at most four of them behind the point.
+// Five significant digits, at most four of them behind the point: as many as fp32 sums of log-likelihoods hold.
 std::string value_text(double value) {
   const double size = std::abs(value);
-  if (!(size < 1e6)) return text("%.5e", value);
+  if (!(size < 1e5)) return text("%.4e", value);
   const int before = size < 1 ? 1 : static_cast<int>(std::floor(std::log10(size))) + 1;
-  return text("%.*f", std::clamp(6 - before, 0, 4), value);
+  return text("%.*f", std::clamp(5 - before, 0, 4), value);
 }
 
 class Screen {

@@ -17,6 +17,7 @@ namespace {
 constexpr size_t kLeastShared = 8;       // tokens: sharing fewer costs more in copies of states than it saves
 constexpr size_t kSegment = 4096;        // longer sequences of kTokens are read in segments, from state to state
 constexpr int64_t kLeastRows = 64;       // of a matrix product: below a few rows per thread, MKL adds in another order
+constexpr size_t kLeastQueries = 8;      // of a sequence in softmax attention, whose products are made sequence by sequence
 constexpr int64_t kHeadRows = 512;       // rows whose logits exist at the same time
 constexpr double kStateBytes = 1 << 30;  // most memory for the states of one layer in a pack
 
@@ -37,10 +38,11 @@ int64_t least_rows() { return std::max<int64_t>(kLeastRows, 8 * at::get_num_thre
 struct Packed {
   std::vector<int64_t> ids, borders = {0};
 
-  // Adds a sequence and returns the place of its first token.
-  size_t add(std::span<const int64_t> sequence) {
+  // Adds a sequence, followed by zeros up to `least` tokens, and returns the place of its first token.
+  size_t add(std::span<const int64_t> sequence, size_t least = 0) {
     const size_t place = ids.size();
     ids.insert(ids.end(), sequence.begin(), sequence.end());
+    if (sequence.size() < least) ids.insert(ids.end(), least - sequence.size(), 0);
     borders.push_back(static_cast<int64_t>(ids.size()));
     return place;
   }
@@ -90,7 +92,6 @@ int64_t Prepared::tokens() const {
     sum += shared;
     for (const ScoredSequence& s : group) sum += s.inputs.size() - shared;
   }
-  for (const Generation& g : generations) sum += g.prompt.size();
   return static_cast<int64_t>(sum);
 }
 
@@ -107,6 +108,9 @@ Scorer::Scorer(StepEngine& engine, const Encoder& encoder, const ScorerOptions& 
     : engine_(engine), model_(engine.model()), encoder_(encoder), options_(options) {
   if (options.max_length < 1 || options.batch_tokens < 1 || options.batch_sequences < 1)
     throw std::invalid_argument("max_length, batch_tokens and batch_sequences must be at least 1");
+  for (const CausalLM::Layer& layer : model_.layers()) {
+    for (const StateSpec& spec : layer.block->mixer().state()) least_tokens_ = spec.grows ? kLeastQueries : least_tokens_;
+  }
 }
 
 Prepared Scorer::prepare(const std::vector<Request>& requests) const {
@@ -175,9 +179,8 @@ size_t Scorer::batch_end(std::span<const Prepared> documents, size_t begin) cons
     for (const std::vector<ScoredSequence>& group : d.groups) sequences += 1 + 2 * group.size();
     texts += d.generations.size();
     if (end == begin) continue;
-    const bool generates = texts > 0;
-    if (generates ? texts > 4 * static_cast<size_t>(options_.batch_sequences)
-                  : tokens > options_.batch_tokens || state_bytes(sequences, longest) > kStateBytes)
+    if (tokens > options_.batch_tokens || state_bytes(sequences, longest) > kStateBytes ||
+        texts > 4 * static_cast<size_t>(options_.batch_sequences))
       break;
   }
   return end;
@@ -249,10 +252,10 @@ void Scorer::score(std::span<const Prepared> documents, std::vector<std::vector<
       for (const ScoredSequence& s : group) {
         Scored place{&s, &responses[d][s.request], shared, before, 0};
         if (shared == 0) {
-          place.before = one.add(s.inputs);
+          place.before = one.add(s.inputs, least_tokens_);
           place.shared = s.inputs.size();
         } else if (s.inputs.size() > shared) {
-          place.after = two.add(std::span(s.inputs).subspan(shared));
+          place.after = two.add(std::span(s.inputs).subspan(shared), least_tokens_);
           state_of.push_back(beginning);
         }
         scored.push_back(place);

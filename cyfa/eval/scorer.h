@@ -45,7 +45,7 @@ struct Prepared {
   std::vector<Generation> generations;
   std::vector<Response> responses;  // as far as they are known: truncated
 
-  int64_t tokens() const;  // that a forward computes, with shared ones counted once
+  int64_t tokens() const;  // that are scored or read for it in a forward, with shared ones counted once
   size_t longest() const;  // tokens of the longest sequence or prompt
 };
 
@@ -71,8 +71,6 @@ class Scorer {
   std::function<bool()> should_stop;
 
  private:
-  struct Pack;
-
   void score(std::span<const Prepared> documents, std::vector<std::vector<Response>>& responses);
   void score_long(const ScoredSequence& sequence, Response& response);
   bool generate(std::span<const Prepared> documents, std::vector<std::vector<Response>>& responses);
@@ -84,6 +82,7 @@ class Scorer {
   const CausalLM& model_;
   const Encoder& encoder_;
   ScorerOptions options_;
+  size_t least_tokens_ = 0;  // of a packed sequence
 };
 
 }  // namespace cyfa::eval

@@ -43,7 +43,7 @@ void append(std::string& text, uint32_t code) {
     text += static_cast<char>(code);
   } else {
     const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-    text += static_cast<char>((0xF00u >> (more + 1) & 0xFFu) | code >> (6 * more));
+    text += static_cast<char>((0xFF00u >> (more + 1) & 0xFFu) | code >> (6 * more));
     for (int i = more - 1; i >= 0; --i) text += static_cast<char>(0x80u | (code >> (6 * i) & 0x3Fu));
   }
 }

@@ -37,6 +37,7 @@ SHORTER = [
     (r"demo recall", None, "--steps 1"),
     (r"probe", (r"--(tokens|sequences|held-out) \d+", ""), "--tokens 32 --sequences 2 --held-out 1 --page-tokens 16"),
     (r"generate", (r" -n \d+", ""), "-n 3"),
+    (r"eval .*needles", (r"(--lengths 1024)( \d+)*|--limit \d+", r"\1"), "--limit 1"),
 ]
 
 
@@ -87,7 +88,7 @@ class Examples(CliTest):
         cls.addClassCleanup(folder.cleanup)
         cls.given = pathlib.Path(folder.name)
         text = (ROOT / "README.md").read_text()
-        for name in ("text.txt", "mytext.txt", "README.md", "texts/a.txt", "texts/b.txt"):
+        for name in ("text.txt", "mytext.txt", "book.txt", "README.md", "texts/a.txt", "texts/b.txt"):
             (cls.given / name).parent.mkdir(exist_ok=True)
             (cls.given / name).write_text(text)
         (cls.given / "prompts.txt").write_text("Once\nupon a time\n")
@@ -134,7 +135,7 @@ class Examples(CliTest):
             examples.setdefault(line, where)
         ran = 0
         for line, where in examples.items():
-            if "cuda" in line or any(word in line for word in ("/tmp/m", "FOLDER", "corpus/", "tokenizer.model")):
+            if "cuda" in line or any(word in line for word in ("/tmp/m", "FOLDER", "corpus/", "tokenizer.model", "--data")):
                 continue  # a GPU, the reader's own files, or the downloaded tokenizer
             self.run_example(where, line)
             ran += 1

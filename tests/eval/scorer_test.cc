@@ -58,8 +58,8 @@ int64_t bigram_best(int64_t a) {
   return best;
 }
 
-struct Setup {
-  explicit Setup(CausalLM m, ScorerOptions options = {}, bool bos = false)
+struct Scoring {
+  explicit Scoring(CausalLM m, ScorerOptions options = {}, bool bos = false)
       : model(std::move(m)), encoder(tokenizer, model.config(), bos), engine(prepare_steps(model)), scorer(*engine, encoder, options) {}
 
   std::vector<std::vector<Response>> answer(const std::vector<std::vector<Request>>& documents) {
@@ -82,7 +82,7 @@ struct Setup {
 };
 
 TEST(Scorer, GivesKnownLogLikelihoods) {
-  Setup s(bigram_model());
+  Scoring s(bigram_model());
   const Response r = s.answer({{continuation_request("ab", "cd")}})[0][0];
   EXPECT_NEAR(r.log_likelihood, bigram_log_likelihood('b', 'c') + bigram_log_likelihood('c', 'd'), 1e-5);
   EXPECT_EQ(r.tokens, 2);
@@ -93,7 +93,7 @@ TEST(Scorer, GivesKnownLogLikelihoods) {
 
 // Of equal logits the first counts, as argmax has it.
 TEST(Scorer, GreedyIsTheFirstOfTheLargest) {
-  Setup s(bigram_model());
+  Scoring s(bigram_model());
   const int64_t first = bigram_best('b'), second = bigram_best(first);
   ASSERT_LT(second, 128);
   const std::string best = {static_cast<char>(first), static_cast<char>(second)};
@@ -108,7 +108,7 @@ TEST(Scorer, GreedyIsTheFirstOfTheLargest) {
 }
 
 TEST(Scorer, GeneratesGreedilyUntilAStop) {
-  Setup s(bigram_model());
+  Scoring s(bigram_model());
   int64_t last = 'b';
   std::string text;
   for (int i = 0; i < 6; ++i) {
@@ -122,7 +122,7 @@ TEST(Scorer, GeneratesGreedilyUntilAStop) {
 }
 
 TEST(Scorer, CutsOnTheLeft) {
-  Setup s(bigram_model(), {.max_length = 4});
+  Scoring s(bigram_model(), {.max_length = 4});
   const auto r = s.answer({{continuation_request("abcdef", "gh"), continuation_request("ab", "cdef")}})[0];
   EXPECT_EQ(r[0].truncated, 3);  // the model is given defg
   EXPECT_EQ(r[1].truncated, 1);
@@ -134,7 +134,7 @@ TEST(Scorer, CutsOnTheLeft) {
 }
 
 TEST(Scorer, RollsOverAText) {
-  Setup s(bigram_model(), {.max_length = 4}, true);
+  Scoring s(bigram_model(), {.max_length = 4}, true);
   const std::string text = "rolling text";
   double sum = bigram_log_likelihood(256, 256);  // BOS is scored once, after BOS
   int64_t last = 256;
@@ -154,7 +154,7 @@ TEST(Scorer, RefusesDamagedWeights) {
     const at::NoGradGuard no_grad;
     model.parameters()[model.norm_weight()].fill_(std::numeric_limits<float>::quiet_NaN());
   }
-  Setup s(std::move(model));
+  Scoring s(std::move(model));
   EXPECT_THROW(s.answer({{continuation_request("a", "b")}}), std::runtime_error);
 }
 
@@ -174,7 +174,7 @@ std::vector<std::vector<Request>> documents() {
 class EveryModel : public testing::TestWithParam<ModelCase> {};
 
 // The log-likelihood by a forward over the request alone.
-double alone(const Setup& s, const std::vector<int64_t>& inputs, size_t first, const std::vector<int64_t>& targets) {
+double alone(const Scoring& s, const std::vector<int64_t>& inputs, size_t first, const std::vector<int64_t>& targets) {
   const at::NoGradGuard no_grad;
   const Weights w = s.model.weights();
   const at::Tensor logits = s.model.head(w, s.model.forward(w, at::tensor(inputs, at::kLong).unsqueeze(0)).hidden).squeeze(0);
@@ -185,7 +185,7 @@ double alone(const Setup& s, const std::vector<int64_t>& inputs, size_t first, c
 }
 
 TEST_P(EveryModel, SharedAndPackedRequestsEqualThoseAlone) {
-  Setup s(small_model(byte_json(GetParam().config)), {.max_length = 80});
+  Scoring s(small_model(byte_json(GetParam().config)), {.max_length = 80});
   const auto asked = documents();
   const auto found = s.answer(asked);
   for (size_t d = 0; d < asked.size(); ++d) {
@@ -206,7 +206,7 @@ TEST_P(EveryModel, BatchesAndThreadsGiveEqualBits) {
   for (const auto& [tokens, used] : {std::pair<int64_t, int>{1 << 20, 2}, {1 << 20, 1}, {1, 2}, {150, 1}}) {
     SCOPED_TRACE(testing::Message() << tokens << " tokens, " << used << " threads");
     at::set_num_threads(used);
-    Setup s(small_model(byte_json(GetParam().config)), {.max_length = 80, .batch_tokens = tokens});
+    Scoring s(small_model(byte_json(GetParam().config)), {.max_length = 80, .batch_tokens = tokens});
     const auto found = s.answer(asked);
     at::set_num_threads(threads);
     if (first.empty()) first = found;
@@ -223,7 +223,7 @@ INSTANTIATE_TEST_SUITE_P(Models, EveryModel, testing::ValuesIn(model_cases()), [
 
 // Sequences beyond a segment are read from state to state.
 TEST(Scorer, LongSequencesAreReadInSegments) {
-  Setup s(small_model(byte_json(small_config())));
+  Scoring s(small_model(byte_json(small_config())));
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < 4500; ++i) ids.push_back((i * i + i / 7) % 256);
   const Response r = s.answer({{tokens_request(ids)}})[0][0];
