@@ -88,9 +88,10 @@ class Examples(CliTest):
         cls.addClassCleanup(folder.cleanup)
         cls.given = pathlib.Path(folder.name)
         text = (ROOT / "README.md").read_text()
-        for name in ("text.txt", "mytext.txt", "book.txt", "README.md", "texts/a.txt", "texts/b.txt"):
+        for name in ("text.txt", "mytext.txt", "README.md", "texts/a.txt", "texts/b.txt"):
             (cls.given / name).parent.mkdir(exist_ok=True)
             (cls.given / name).write_text(text)
+        (cls.given / "book.txt").write_text(3 * text)
         (cls.given / "prompts.txt").write_text("Once\nupon a time\n")
         (cls.given / "books.jsonl").write_text(json.dumps({"body": text}) + "\n")
         for name in ("configs", "recipes", "tests"):
