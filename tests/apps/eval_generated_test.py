@@ -9,8 +9,8 @@ import unittest
 
 from harness import PROGRAM, CliTest, run
 
-CONFIG = {"model_type": "cyclic_flow_attention", "vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 1, "num_heads": 1, "head_dim": 64,
-          "bos_token_id": 256, "eos_token_id": 257, "tokenizer": "bytes", "max_position_embeddings": 2048}
+CONFIG = {"model_type": "cyclic_flow_attention", "vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 1, "num_heads": 1,
+          "head_dim": 64, "bos_token_id": 256, "eos_token_id": 257, "tokenizer": "bytes", "max_position_embeddings": 2048}
 
 
 class EvalGenerated(CliTest):

@@ -19,7 +19,8 @@ warnings.filterwarnings("ignore", message="Using slow")
 from fuzzywuzzy import fuzz  # noqa: E402
 from rouge import Rouge  # noqa: E402
 
-WORDS = """the a an The A cat cats dog sat mat U.S. it's "quoted" naïve ÉCOLE école “curly” — \u00a0nbsp ½ ДОМ дом 日本 the, An. a-b""".split(" ")
+WORDS = """the a an The A cat cats dog sat mat U.S. it's "quoted" naïve ÉCOLE école “curly” — \u00a0nbsp ½ ДОМ дом 日本
+the, An. a-b""".replace("\n", " ").split(" ")
 CODE = ["int ", "x", " = ", "foo(", ")", ";", "\t", "return ", "    ", "self.", "value", "_", "é", "for i in range(", "10", ":"]
 CODE = 3 * CODE + ["\n", "`", "#", "//"]
 
@@ -86,7 +87,8 @@ def cases():
     for _ in range(40):
         prediction = ", ".join(draw.sample(classes, draw.randint(0, 5)))
         answer = draw.choice(classes)
-        yield {"prediction": prediction, "answer": answer, "classes": classes, "classification": classification(prediction, answer, classes)}
+        score = classification(prediction, answer, classes)
+        yield {"prediction": prediction, "answer": answer, "classes": classes, "classification": score}
 
 
 print("[\n" + ",\n".join(json.dumps(case, ensure_ascii=True) for case in cases()) + "\n]")
