@@ -71,6 +71,7 @@ std::unique_ptr<Task> load(const TaskInput& input, const TaskKind& task) {
     }
     rows.push_back(std::move(row));
   });
+  if (rows.empty()) throw io::FileError(path, "holds no documents");
   return std::make_unique<LongBench>(kind, std::move(rows), input.encoder, most);
 }
 

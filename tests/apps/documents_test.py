@@ -38,6 +38,7 @@ SHORTER = [
     (r"demo recall", None, "--steps 1"),
     (r"probe", (r"--(tokens|sequences|held-out) \d+", ""), "--tokens 32 --sequences 2 --held-out 1 --page-tokens 16"),
     (r"generate", (r" -n \d+", ""), "-n 3"),
+    (r"eval .*needles", (r"(--lengths 1024)( \d+)*|--limit \d+", r"\1"), "--limit 1"),
 ]
 
 
@@ -91,6 +92,7 @@ class Examples(CliTest):
         for name in ("text.txt", "mytext.txt", "README.md", "texts/a.txt", "texts/b.txt"):
             (cls.given / name).parent.mkdir(exist_ok=True)
             (cls.given / name).write_text(text)
+        (cls.given / "book.txt").write_text(3 * text)
         (cls.given / "prompts.txt").write_text("Once\nupon a time\n")
         (cls.given / "books.jsonl").write_text(json.dumps({"body": text}) + "\n")
         for name in ("configs", "recipes", "tests"):
@@ -135,7 +137,7 @@ class Examples(CliTest):
             examples.setdefault(line, where)
         ran = 0
         for line, where in examples.items():
-            if "cuda" in line or any(word in line for word in ("/tmp/m", "FOLDER", "corpus/", "tokenizer.model")):
+            if "cuda" in line or any(word in line for word in ("/tmp/m", "FOLDER", "corpus/", "tokenizer.model", "--data")):
                 continue  # a GPU, the reader's own files, or the downloaded tokenizer
             self.run_example(where, line)
             ran += 1

@@ -227,8 +227,8 @@ TEST(Ruler, Questions) {
   const std::string squad =
       R"({"data": [{"paragraphs": [{"context": "Zebras run.", "qas": [{"question": "Who runs?", "answers": [{"text": "Zebras"}]},)"
       R"({"question": "Who flies?", "answers": [], "is_impossible": true}]}, {"context": "Apes climb.", "qas": []}]},)"
-      R"({"paragraphs": [{"context": "Owls fly.", "qas": [{"question": "Who flies?", )"
-      R"("answers": [{"text": "Owls"}, {"text": "the owls"}]}]}]}]})";
+      R"({"paragraphs": [{"context": "Owls fly.", "qas": [{"question": "Who flies?",)"
+      R"( "answers": [{"text": "Owls"}, {"text": "the owls"}]}]}]}]})";
   const QaSource source = read_squad(squad, "squad.json");
   EXPECT_EQ(source.documents, (std::vector<std::string>{"Apes climb.", "Owls fly.", "Zebras run."}));
   ASSERT_EQ(source.questions.size(), 2U);

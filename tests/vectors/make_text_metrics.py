@@ -19,8 +19,8 @@ warnings.filterwarnings("ignore", message="Using slow")
 from fuzzywuzzy import fuzz  # noqa: E402
 from rouge import Rouge  # noqa: E402
 
-WORDS = """the a an The A cat cats dog sat mat U.S. it's "quoted" naïve ÉCOLE école “curly” — \u00a0nbsp ½ ДОМ дом 日本 the, An. a-b"""
-WORDS = WORDS.split(" ")
+WORDS = """the a an The A cat cats dog sat mat U.S. it's "quoted" naïve ÉCOLE école “curly” — \u00a0nbsp ½ ДОМ дом 日本
+the, An. a-b""".replace("\n", " ").split(" ")
 CODE = ["int ", "x", " = ", "foo(", ")", ";", "\t", "return ", "    ", "self.", "value", "_", "é", "for i in range(", "10", ":"]
 CODE = 3 * CODE + ["\n", "`", "#", "//"]
 
