@@ -99,8 +99,8 @@ class ExperimentTest(CliTest):
         for words in ("# Two clocks", "## Results", "| token |", "| constant |", "8 of 8 finished", "to 128", "## Learning rates"):
             self.assertIn(words, report)
         self.assertFalse((self.folder / "whole/text/runs").exists())
-        for picture in ("training.png", "length.png"):
-            self.assertEqual((self.folder / "whole/text" / picture).read_bytes()[:4], b"\x89PNG")
+        for picture in ("training.svg", "length.svg"):
+            self.assertIn("<svg", (self.folder / "whole/text" / picture).read_text()[:200])
 
         # Stopped by a signal after the first run has finished, then killed, then finished by two processes at a time.
         recipe = self.folder / "recipes/text.toml"
