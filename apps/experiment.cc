@@ -84,7 +84,8 @@ std::string hex(uint64_t value) { return text("%016llx", static_cast<unsigned lo
 // What the results say the experiment was, where the options do not say it anew.
 void settle(Options& options, Results& results, const fs::path& recipe) {
   Json& settings = results.settings;
-  if (options.scale.empty()) options.scale = settings.value("scale", Experiment::scales(recipe).empty() ? "small" : Experiment::scales(recipe).front());
+  if (options.scale.empty())
+    options.scale = settings.value("scale", Experiment::scales(recipe).empty() ? "small" : Experiment::scales(recipe).front());
   if (options.set.empty()) {
     for (const Json& one : settings.value("set", Json::array())) options.set.push_back(one.get<std::string>());
   } else if (options.set.size() == 1 && options.set[0].empty()) {
@@ -102,7 +103,8 @@ Json data_facts(const Options& options, const Experiment& e, const Results& resu
     throw std::invalid_argument("--data is missing, wanted a folder with the folders train and valid that `cyfa prepare` has written");
   }
   const TokenData train = TokenData::open(fs::path(options.data) / "train"), valid = TokenData::open(fs::path(options.data) / "valid");
-  return {{"train", hex(train.hash())}, {"tokens", train.tokens()}, {"validation", hex(valid.hash())}, {"validation_tokens", valid.tokens()}};
+  return {
+      {"train", hex(train.hash())}, {"tokens", train.tokens()}, {"validation", hex(valid.hash())}, {"validation_tokens", valid.tokens()}};
 }
 
 class Session {
@@ -123,8 +125,8 @@ class Session {
     }
     std::cout << text(": %lld runs, %lld finished before\n", static_cast<long long>(all), static_cast<long long>(done));
     if (const double tokens = plan_.tokens_per_run(); tokens > 0) {
-      std::cout << text("%s tokens a run, %s to go; how long that takes is known once the first run has a speed\n", count_text(tokens).c_str(),
-                        count_text(tokens * static_cast<double>(all - done)).c_str());
+      std::cout << text("%s tokens a run, %s to go; how long that takes is known once the first run has a speed\n",
+                        count_text(tokens).c_str(), count_text(tokens * static_cast<double>(all - done)).c_str());
     }
     for (const experiment::Variant& v : e_.variants) {
       int64_t have = 0, want = 0;
@@ -135,7 +137,8 @@ class Session {
         }
       }
       want = std::max(want, all / static_cast<int64_t>(e_.variants.size()));
-      if (!options_.quiet) std::cout << text("  %-24s %lld of %lld\n", v.name.c_str(), static_cast<long long>(have), static_cast<long long>(want));
+      if (!options_.quiet)
+        std::cout << text("  %-24s %lld of %lld\n", v.name.c_str(), static_cast<long long>(have), static_cast<long long>(want));
     }
     std::cout << std::flush;
   }
@@ -235,7 +238,8 @@ class Session {
   void lost(Worker& w) {
     const std::string problem = w.process->wait();
     if (w.run) {
-      error_ = w.run->label() + ": its process " + (problem.empty() ? "ended early" : problem);
+      // A worker that is told to stop while it still starts ends by the signal; it has nothing to save.
+      if (!ending_) error_ = w.run->label() + ": its process " + (problem.empty() ? "ended early" : problem);
       under_way_.erase(w.run->hash());
       w.run.reset();
     }
@@ -272,13 +276,15 @@ class Session {
       if (!w.run) continue;
       ++running;
       speed += w.tokens_per_s;
-      words += (words.empty() ? "" : "; ") + w.run->label() + (w.steps > 0 ? text(" %lld/%lld", static_cast<long long>(w.step), static_cast<long long>(w.steps)) : "");
+      words += (words.empty() ? "" : "; ") + w.run->label() +
+               (w.steps > 0 ? text(" %lld/%lld", static_cast<long long>(w.step), static_cast<long long>(w.steps)) : "");
     }
     if (!estimated_ && speed > 0 && e_.kind == Kind::kText &&
         std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return !w.run || w.step >= 10; })) {
       estimated_ = true;
       const double left = plan_.tokens_per_run() * static_cast<double>(plan_.total() - plan_.finished(results_));
-      note(text("%s tokens/s by %zu runs at a time: about %s for everything", short_count(speed).c_str(), running, duration(left / speed).c_str()));
+      note(text("%s tokens/s by %zu runs at a time: about %s for everything", short_count(speed).c_str(), running,
+                duration(left / speed).c_str()));
     }
     const Clock::time_point now = Clock::now();
     if (!terminal() || std::chrono::duration<double>(now - said_).count() < 0.5) return;
@@ -310,7 +316,8 @@ int run_experiment(Options options) {
   const Experiment e = Experiment::read(recipe, options.scale, options.set);
   const Json data = data_facts(options, e, results);
   if (!data.is_null()) results.settings["data"] = data;
-  if (e.kind == Kind::kSpeed && options.jobs > 1) throw std::invalid_argument("--jobs is for training; runs that are timed are made one by one");
+  if (e.kind == Kind::kSpeed && options.jobs > 1)
+    throw std::invalid_argument("--jobs is for training; runs that are timed are made one by one");
   const Plan plan(e, data.is_null() ? Json(nullptr) : Json{{"train", data["train"]}, {"validation", data["validation"]}}, options.device);
   results.share_with_neighbours();
   Session session(options, folder, e, plan, results);
@@ -347,11 +354,15 @@ void add_experiment(CLI::App& app, Action& action) {
       ->default_str("that of the earlier runs, else small");
   command->add_option("--data", options->data, "Folder with the folders train and valid, both written by `cyfa prepare` with one tokenizer")
       ->type_name("DIR");
-  command->add_option("-o,--out", options->out, "Folder in which the experiment gets a folder of its name; finished runs of all experiments in it are shared")
+  command
+      ->add_option("-o,--out", options->out,
+                   "Folder in which the experiment gets a folder of its name; finished runs of all experiments in it are shared")
       ->type_name("DIR")
       ->capture_default_str();
-  command->add_option("--set", options->set,
-                      "Change the recipe: a value of the training (as for `cyfa train`), rates=, seeds= or only= with a list, epochs=; \"\" for none")
+  command
+      ->add_option(
+          "--set", options->set,
+          "Change the recipe: a value of the training (as for `cyfa train`), rates=, seeds= or only= with a list, epochs=; \"\" for none")
       ->type_name("KEY=VALUE")
       ->default_str("those of the earlier runs");
   command->add_option("--jobs", options->jobs, "Runs at the same time, each in a process of its own; small models do not fill a GPU")

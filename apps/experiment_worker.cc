@@ -75,7 +75,7 @@ int work() {
       const Json job = io::parse_json(line, "a job");
       use_threads(job.at("threads").get<int>(), "--threads");
       const Json& p = job.at("place");
-      const Place place{p.at("folder").get<std::string>(), p.at("data").get<std::string>(),  p.at("validation").get<std::string>(),
+      const Place place{p.at("folder").get<std::string>(), p.at("data").get<std::string>(),    p.at("validation").get<std::string>(),
                         p.at("device").get<std::string>(), p.at("save_minutes").get<double>(), p.at("keep").get<bool>()};
       const at::Device device = parse_device(place.device);
       std::optional<Json> result = done(job.at("key"), place, stop);

@@ -1,5 +1,5 @@
-// The processes in which `cyfa experiment` makes its runs. A worker reads one job a line from its standard input and writes JSON lines to its
-// standard output: {"step": ...} while it works, then {"result": ...}, {"stopped": true} or {"error": "..."}.
+// The processes in which `cyfa experiment` makes its runs. A worker reads one job a line from its standard input and writes JSON lines to
+// its standard output: {"step": ...} while it works, then {"result": ...}, {"stopped": true} or {"error": "..."}.
 #pragma once
 
 #include <optional>

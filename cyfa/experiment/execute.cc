@@ -14,10 +14,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kCurvePoints = 120;   // of a training curve in runs.json
-constexpr int64_t kLogitRows = 8192;    // of an evaluation, at a time
+constexpr int64_t kCurvePoints = 120;     // of a training curve in runs.json
+constexpr int64_t kLogitRows = 8192;      // of an evaluation, at a time
 constexpr int64_t kTokensAtOnce = 32768;  // of an evaluation
-
 
 // A number with six digits, so that runs.json stays small.
 Json short_number(double value) {
@@ -263,7 +262,8 @@ std::optional<Json> run_mqar(const Json& key, const Place& place, const Progress
     result["failed"] = *failed;
     return result;
   }
-  if (last.segments.empty()) last = mqar_score(session.model(), session.model().weights(compute), test_data, test_batch);  // had ended before
+  if (last.segments.empty())
+    last = mqar_score(session.model(), session.model().weights(compute), test_data, test_batch);  // had ended before
   result["epochs"] = passes;
   result["accuracy"] = last.pooled;
   Json segments = Json::array(), learning = Json::array();

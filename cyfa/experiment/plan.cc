@@ -31,7 +31,8 @@ Run Plan::run_of(const Variant& v, double rate, uint64_t seed) const {
   if (experiment_.kind == Kind::kMqar) {
     const MqarPlan& m = experiment_.mqar;
     Json train = decisive_values(recipe);
-    for (const char* key : {"steps", "batch", "context", "accumulate", "reset_documents", "warmup", "schedule", "final_rate"}) train.erase(key);
+    for (const char* key : {"steps", "batch", "context", "accumulate", "reset_documents", "warmup", "schedule", "final_rate"})
+      train.erase(key);
     run.key = {{"kind", "mqar"},
                {"config", v.config},
                {"train", train},
@@ -113,8 +114,8 @@ std::optional<Run> Plan::next(Results& results, const std::set<std::string>& und
 }
 
 int64_t Plan::total() const {
-  const size_t each = experiment_.kind == Kind::kSpeed ? experiment_.speed.lengths.size()
-                                                       : experiment_.rates.size() + experiment_.seeds.size() - 1;
+  const size_t each =
+      experiment_.kind == Kind::kSpeed ? experiment_.speed.lengths.size() : experiment_.rates.size() + experiment_.seeds.size() - 1;
   return static_cast<int64_t>(experiment_.variants.size() * each);
 }
 

@@ -1,6 +1,6 @@
 // The runs of an experiment, in the order of their importance. Every variant is first trained with each learning rate of the grid from the
-// first seed; with the rate that does best it is then trained from the other seeds. A variant is finished before the next one begins, as far
-// as several runs at a time allow, so that an experiment that is stopped has whole rows.
+// first seed; with the rate that does best it is then trained from the other seeds. A variant is finished before the next one begins, as
+// far as several runs at a time allow, so that an experiment that is stopped has whole rows.
 #pragma once
 
 #include <set>

@@ -172,7 +172,8 @@ SpeedPlan read_speed(const Json& json) {
   table.finish();
   if (plan.lengths.empty()) refuse("speed.lengths wants at least one length");
   for (const int64_t length : plan.lengths) {
-    if (length < 1 || plan.tokens % length != 0) refuse("speed.lengths has " + std::to_string(length) + ", wanted divisors of speed.tokens");
+    if (length < 1 || plan.tokens % length != 0)
+      refuse("speed.lengths has " + std::to_string(length) + ", wanted divisors of speed.tokens");
   }
   return plan;
 }
@@ -189,8 +190,8 @@ TextMeasures read_measures(const Json& json) {
 }
 
 // Only the values that a recipe of an experiment may set: the others belong to a machine or to a run.
-constexpr const char* kDecisive[] = {"steps", "batch",  "context", "accumulate", "reset_documents", "rate",         "final_rate", "warmup",
-                                     "schedule", "beta1", "beta2",   "eps",        "weight_decay",    "clip",         "seed",       "dtype"};
+constexpr const char* kDecisive[] = {"steps",    "batch", "context", "accumulate", "reset_documents", "rate", "final_rate", "warmup",
+                                     "schedule", "beta1", "beta2",   "eps",        "weight_decay",    "clip", "seed",       "dtype"};
 
 const RecipeKey& recipe_key(const std::string& name) {
   for (const RecipeKey& key : recipe_keys()) {
@@ -352,7 +353,8 @@ void apply(Experiment& e, const std::vector<std::string>& set) {
   if (e.rates.empty() || e.seeds.empty()) refuse("rates and seeds each want at least one number");
   if (e.variants.empty()) refuse("no variant is left");
   for (const double rate : e.rates) {
-    if (e.kind != Kind::kSpeed && !(rate > 0 && std::isfinite(rate))) refuse("rates has " + Json(rate).dump() + ", wanted positive numbers");
+    if (e.kind != Kind::kSpeed && !(rate > 0 && std::isfinite(rate)))
+      refuse("rates has " + Json(rate).dump() + ", wanted positive numbers");
   }
   e.train.model = "model";
   e.train.check();

@@ -49,10 +49,10 @@ struct SpeedPlan {
 struct Experiment {
   std::string name, scale;
   std::string title, question;
-  std::string stated;     // what Variant::stated is, and where the paper has it; empty if it states nothing
+  std::string stated;           // what Variant::stated is, and where the paper has it; empty if it states nothing
   bool more_is_better = false;  // of the stated figures
-  std::string x_label;    // of Variant::x
-  std::string reference;  // the variant that the others are compared with
+  std::string x_label;          // of Variant::x
+  std::string reference;        // the variant that the others are compared with
   Kind kind = Kind::kText;
   std::vector<double> rates;
   std::vector<uint64_t> seeds;

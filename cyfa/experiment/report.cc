@@ -1,8 +1,8 @@
 #include "cyfa/experiment/report.h"
 
 #include <algorithm>
-#include <cstdarg>
 #include <cmath>
+#include <cstdarg>
 #include <set>
 #include <sstream>
 
@@ -210,12 +210,13 @@ class Report {
       table.add({"changed by --set", words});
     }
     if (e_.kind == Kind::kText) {
-      table.add({"training", format("%lld steps of %lld sequences of %lld tokens (%s tokens), %s, warm-up %lld, then cosine to %s of the rate, "
-                                    "weight decay %s, clip %s",
-                                    static_cast<long long>(e_.train.steps), static_cast<long long>(e_.train.batch),
-                                    static_cast<long long>(e_.train.context), grouped(plan_.tokens_per_run()).c_str(), e_.train.dtype.c_str(),
-                                    static_cast<long long>(e_.train.warmup), plain(e_.train.final_rate).c_str(),
-                                    plain(e_.train.weight_decay).c_str(), plain(e_.train.clip).c_str())});
+      table.add(
+          {"training",
+           format("%lld steps of %lld sequences of %lld tokens (%s tokens), %s, warm-up %lld, then cosine to %s of the rate, "
+                  "weight decay %s, clip %s",
+                  static_cast<long long>(e_.train.steps), static_cast<long long>(e_.train.batch), static_cast<long long>(e_.train.context),
+                  grouped(plan_.tokens_per_run()).c_str(), e_.train.dtype.c_str(), static_cast<long long>(e_.train.warmup),
+                  plain(e_.train.final_rate).c_str(), plain(e_.train.weight_decay).c_str(), plain(e_.train.clip).c_str())});
     }
     if (e_.kind == Kind::kMqar) {
       table.add({"training", format("at most %lld passes over %s tokens, batches of %lld examples, %s; it ends at %s of the test answers",
@@ -271,8 +272,12 @@ class Report {
       if (row.runs.empty() || row.preliminary() != preliminary) continue;
       const Json& run = *row.runs.front();
       const double state = run.value("state", 0.0);
-      std::vector<std::string> cells = {row.variant->name, grouped(run.value("parameters", 0.0)), state > 0 ? grouped(state) : "grows",
-                                        plain(*row.rate) + (row.rate_at_edge ? " *" : ""), figure_text(row), spread_text(row),
+      std::vector<std::string> cells = {row.variant->name,
+                                        grouped(run.value("parameters", 0.0)),
+                                        state > 0 ? grouped(state) : "grows",
+                                        plain(*row.rate) + (row.rate_at_edge ? " *" : ""),
+                                        figure_text(row),
+                                        spread_text(row),
                                         std::to_string(row.runs.size()) + (row.failed > 0 ? format(" (%zu diverged)", row.failed) : "")};
       if (than != nullptr) {
         const double difference = *row.mean - *than->mean;
@@ -331,16 +336,17 @@ class Report {
         std::string cell = "-";
         for (const auto& [of, result] : row.sweep) {
           if (of != rate) continue;
-          cell = result->contains("failed")  ? "diverged"
-                 : e_.kind == Kind::kMqar ? format("%.1f %%", 100 * (*result)["accuracy"].get<double>())
-                                             : format("%.4f", (*result)["tuning_loss"].get<double>());
+          cell = result->contains("failed") ? "diverged"
+                 : e_.kind == Kind::kMqar   ? format("%.1f %%", 100 * (*result)["accuracy"].get<double>())
+                                            : format("%.4f", (*result)["tuning_loss"].get<double>());
         }
         cells.push_back(cell);
       }
       table.add(cells);
     }
-    text_ += std::string("## Learning rates\n\n") + (e_.kind == Kind::kMqar ? "Test accuracy" : "Loss on the first half of the validation text") +
-             " of the first seed.\n\n" + table.text() + "\n";
+    text_ += std::string("## Learning rates\n\n") +
+             (e_.kind == Kind::kMqar ? "Test accuracy" : "Loss on the first half of the validation text") + " of the first seed.\n\n" +
+             table.text() + "\n";
   }
 
   void text_pictures() {
@@ -388,7 +394,8 @@ class Report {
     for (const Row& row : rows_) {
       const auto points = mean_points(row.runs, "by_position", 1);
       if (points.empty()) continue;
-      std::vector<std::string> cells = {row.variant->name + (row.preliminary() ? format(" (%zu of %zu seeds)", row.runs.size(), kLeastSeeds) : "")};
+      std::vector<std::string> cells = {row.variant->name +
+                                        (row.preliminary() ? format(" (%zu of %zu seeds)", row.runs.size(), kLeastSeeds) : "")};
       for (const double end : ends) {
         const auto at = std::find_if(points.begin(), points.end(), [&](const draw::Point& p) { return p.x == end; });
         cells.push_back(at == points.end() ? "-" : format("%.4f", at->y));
@@ -417,12 +424,14 @@ class Report {
     std::vector<draw::Line> lines;
     Columns table([&] {
       std::vector<std::string> names = {"variant"};
-      for (const MqarSegment& s : e_.mqar.test) names.push_back(format("%lld pairs in %lld", static_cast<long long>(s.pairs), static_cast<long long>(s.length)));
+      for (const MqarSegment& s : e_.mqar.test)
+        names.push_back(format("%lld pairs in %lld", static_cast<long long>(s.pairs), static_cast<long long>(s.length)));
       return names;
     }());
     for (const Row& row : rows_) {
       if (row.runs.empty()) continue;
-      std::vector<std::string> cells = {row.variant->name + (row.preliminary() ? format(" (%zu of %zu seeds)", row.runs.size(), kLeastSeeds) : "")};
+      std::vector<std::string> cells = {row.variant->name +
+                                        (row.preliminary() ? format(" (%zu of %zu seeds)", row.runs.size(), kLeastSeeds) : "")};
       draw::Line line = line_of(row.variant->name, static_cast<size_t>(row.variant - e_.variants.data()));
       for (size_t i = 0; i < e_.mqar.test.size(); ++i) {
         double mean = 0, squares = 0;
@@ -495,7 +504,8 @@ class Report {
         series("backward", backward, operators, "ms", "%.3f");
       }
     }
-    if (!training.empty()) text_ += "## Training throughput, tokens per second\n\nBy the tokens in a sequence.\n\n" + training.text() + "\n";
+    if (!training.empty())
+      text_ += "## Training throughput, tokens per second\n\nBy the tokens in a sequence.\n\n" + training.text() + "\n";
     if (!operators.empty()) text_ += "## Operators, ms\n\nBy the tokens in a sequence.\n\n" + operators.text() + "\n";
     std::vector<draw::Panel> panels;
     for (const draw::LinePlot& plot : {steps, forward, backward}) {
@@ -526,7 +536,8 @@ class Report {
       return out;
     }
     out["rows"] = Json::array();
-    for (const auto& [run, result] : runs_) out["rows"].push_back({{"variant", run.variant}, {"T", run.key["T"]}, {"rows", result->value("rows", Json::array())}});
+    for (const auto& [run, result] : runs_)
+      out["rows"].push_back({{"variant", run.variant}, {"T", run.key["T"]}, {"rows", result->value("rows", Json::array())}});
     return out;
   }
 

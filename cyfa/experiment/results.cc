@@ -42,7 +42,8 @@ Results::Results(const fs::path& folder) : folder_(folder) {
   const Json json = io::read_json(file, kLimits);
   if (!json.is_object() || !json.contains("runs") || !json["runs"].is_array() || !json.contains("settings") ||
       !json["settings"].is_object() || !std::all_of(json["runs"].begin(), json["runs"].end(), is_run)) {
-    throw io::FileError(file, "is damaged: wanted settings and a list of runs with variant, key and result; name another folder with --out");
+    throw io::FileError(file,
+                        "is damaged: wanted settings and a list of runs with variant, key and result; name another folder with --out");
   }
   settings = json["settings"];
   for (const Json& run : json["runs"]) runs_.push_back(run);

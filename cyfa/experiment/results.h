@@ -18,8 +18,8 @@ struct Run {
   uint64_t seed = 0;
   Json key;  // all that decides its result; equal keys are the same run, in every experiment
 
-  std::string hash() const;   // of the key, hexadecimal
-  std::string label() const;  // "cyfa, rate 0.002, seed 1"
+  std::string hash() const;    // of the key, hexadecimal
+  std::string label() const;   // "cyfa, rate 0.002, seed 1"
   std::string folder() const;  // a name for its files
 };
 

@@ -17,9 +17,8 @@ std::vector<Row> rows_of(const Experiment& e, const Plan& plan, Results& results
     }
     row.rate = plan.best_rate(v, results);
     if (row.rate) {
-      row.rate_at_edge =
-          e.rates.size() > 1 && (*row.rate == *std::min_element(e.rates.begin(), e.rates.end()) ||
-                                 *row.rate == *std::max_element(e.rates.begin(), e.rates.end()));
+      row.rate_at_edge = e.rates.size() > 1 && (*row.rate == *std::min_element(e.rates.begin(), e.rates.end()) ||
+                                                *row.rate == *std::max_element(e.rates.begin(), e.rates.end()));
       for (const auto& [rate, result] : row.sweep) {
         if (rate == *row.rate) row.runs.push_back(result);
       }

@@ -20,9 +20,9 @@ struct MqarSegment {
 
 // What all examples have in common.
 struct MqarTask {
-  int64_t vocab_size = 8192;        // V: keys are 1 .. V/2 - 1, values V/2 .. V - 1
-  double power = 0.01;              // a: a gap g has weight (g + 1)^(a - 1)
-  bool random_non_queries = true;   // places without a pair or a query hold random tokens, instead of 0
+  int64_t vocab_size = 8192;       // V: keys are 1 .. V/2 - 1, values V/2 .. V - 1
+  double power = 0.01;             // a: a gap g has weight (g + 1)^(a - 1)
+  bool random_non_queries = true;  // places without a pair or a query hold random tokens, instead of 0
 
   // Throws std::invalid_argument, which names the value, for sizes that no example can have.
   void check(const MqarSegment& segment) const;
@@ -35,8 +35,8 @@ struct MqarExamples {
 };
 MqarExamples mqar_examples(const MqarTask& task, const MqarSegment& segment, uint64_t seed);
 
-// Segments in their order, cut into batches that never mix two of them; the last batch of a segment may be smaller. Every segment has a seed
-// of its own, derived from `seed`. A segment's examples are made when a batch of it is first asked for, and kept.
+// Segments in their order, cut into batches that never mix two of them; the last batch of a segment may be smaller. Every segment has a
+// seed of its own, derived from `seed`. A segment's examples are made when a batch of it is first asked for, and kept.
 class MqarData {
  public:
   MqarData(const MqarTask& task, std::vector<MqarSegment> segments, int64_t batch, uint64_t seed);

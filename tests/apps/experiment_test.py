@@ -150,7 +150,7 @@ class ExperimentTest(CliTest):
         self.assertIn("4 pairs in 24", report)
 
     def test_a_limit_of_time_stops_with_a_checkpoint(self):
-        result = run(*self.arguments(self.text, "out", "--minutes", "0.01", "--set", "steps=100000", "rates=1e-3", "only=token"))
+        result = run(*self.arguments(self.text, "out", "--minutes", "0.08", "--set", "steps=100000", "rates=1e-3", "only=token"))
         self.check(result, 3)
         self.assertIn("the time is up", result.stderr)
         (folder,) = (self.folder / "out/text/runs").iterdir()
@@ -158,7 +158,8 @@ class ExperimentTest(CliTest):
         self.assertIn("not complete", (self.folder / "out/text/report.md").read_text())
 
     def test_a_run_that_diverges_is_a_result(self):
-        self.check(run(*self.arguments(self.text, "out", "--set", "rates=1e9", "clip=0", "warmup=0", "only=token", "seeds=1", "steps=30")), 0)
+        values = ["rates=1e9", "clip=0", "warmup=0", "only=token", "seeds=1", "steps=30"]
+        self.check(run(*self.arguments(self.text, "out", "--set", *values)), 0)
         (result,) = self.runs("out", "text").values()
         self.assertRegex(result["failed"], "^step [0-9]+: ")
         self.assertIn("No variant has tried", (self.folder / "out/text/report.md").read_text())

@@ -73,7 +73,8 @@ TEST(Mqar, SeedsDecide) {
   EXPECT_EQ(tiny.targets.ne(ops::kIgnore).sum().item<int64_t>(), 2);
 }
 
-// With a = 1 all gaps are equally likely; with a = 0.01 a gap g has a weight of nearly 1 / (g + 1). One pair, so that nothing was drawn before.
+// With a = 1 all gaps are equally likely; with a = 0.01 a gap g has a weight of nearly 1 / (g + 1). One pair, so that nothing was drawn
+// before.
 TEST(Mqar, GapsHaveThePowerLaw) {
   constexpr MqarSegment one{.length = 18, .pairs = 1, .examples = 20000};  // gaps 0 .. 7
   for (const double power : {1.0, 0.01}) {
@@ -149,7 +150,8 @@ TEST(Mqar, ImpossibleSizesAreRefused) {
     }
     return "";
   };
-  EXPECT_NE(refusal(kTask, {.length = 30, .pairs = 8, .examples = 1}).find("length is 30, wanted at least 4 times the 8 pairs"), std::string::npos);
+  EXPECT_NE(refusal(kTask, {.length = 30, .pairs = 8, .examples = 1}).find("length is 30, wanted at least 4 times the 8 pairs"),
+            std::string::npos);
   EXPECT_NE(refusal(kTask, {.length = 33, .pairs = 8, .examples = 1}).find("even"), std::string::npos);
   EXPECT_NE(refusal(kTask, {.length = 128, .pairs = 8, .examples = 1}).find("less than vocab_size, 128"), std::string::npos);
   EXPECT_NE(refusal(kTask, {.length = 64, .pairs = 0, .examples = 1}).find("pairs is 0"), std::string::npos);

@@ -130,8 +130,15 @@ TEST_F(Recipes, BadRecipesAreRefusedInWords) {
 class Runs : public Recipes {
  protected:
   static Json loss(double tuning, double value) {
-    return {{"tuning_loss", tuning}, {"loss", value}, {"parameters", 10}, {"state", 4}, {"tokens", 80}, {"seconds", 2.0},
-            {"machine", "m"},        {"commit", "c"}, {"curve", {{1, 5.0, 1.0, 2.0}, {5, 4.0, 1.0, 1.0}}}};
+    return {{"tuning_loss", tuning},
+            {"loss", value},
+            {"parameters", 10},
+            {"state", 4},
+            {"tokens", 80},
+            {"seconds", 2.0},
+            {"machine", "m"},
+            {"commit", "c"},
+            {"curve", {{1, 5.0, 1.0, 2.0}, {5, 4.0, 1.0, 1.0}}}};
   }
   // Makes all runs; the loss of variant v is v + 1 + seed / 100, and the middle rate is the best, but the last one for c.
   static void make_all(const Plan& plan, Results& results) {
@@ -156,8 +163,8 @@ TEST_F(Runs, SweepFirstThenSeedsVariantByVariant) {
     under_way.insert(run.hash());
     order.push_back(run.label());
   }
-  EXPECT_EQ(order, (std::vector<std::string>{"a, rate 0.001, seed 1", "a, rate 0.002, seed 1", "a, rate 0.004, seed 1",
-                                             "b, rate 0.001, seed 1"}));
+  EXPECT_EQ(order,
+            (std::vector<std::string>{"a, rate 0.001, seed 1", "a, rate 0.002, seed 1", "a, rate 0.004, seed 1", "b, rate 0.001, seed 1"}));
   make_all(plan, results);
   EXPECT_EQ(plan.finished(results), 15);
   EXPECT_EQ(plan.best_rate(e.variants[0], results), 2e-3);
@@ -214,8 +221,8 @@ TEST_F(Runs, TheReportSaysWhatWasSeen) {
   const auto files = write_report(folder_ / "out/e", e, plan, results);
   EXPECT_EQ(files.size(), 3U);
   const std::string report = io::read_file(folder_ / "out/e/report.md", 1 << 20, "a report");
-  for (const char* words : {"# T", "| a | 10 | 4 | 0.002 | 1.0200 | 0.0100 | 3 |", "0.004 *", "+1.0000", "15 of 15 finished", "training.svg",
-                            "Of 3 pairs of variants, 3 in the paper's order", "30 seconds of the machine"}) {
+  for (const char* words : {"# T", "| a | 10 | 4 | 0.002 | 1.0200 | 0.0100 | 3 |", "0.004 *", "+1.0000", "15 of 15 finished",
+                            "training.svg", "Of 3 pairs of variants, 3 in the paper's order", "30 seconds of the machine"}) {
     EXPECT_NE(report.find(words), std::string::npos) << words << "\n" << report;
   }
   EXPECT_EQ(report.find("Preliminary"), std::string::npos);
