@@ -238,7 +238,8 @@ class Session {
   void lost(Worker& w) {
     const std::string problem = w.process->wait();
     if (w.run) {
-      error_ = w.run->label() + ": its process " + (problem.empty() ? "ended early" : problem);
+      // A worker that is told to stop while it still starts ends by the signal; it has nothing to save.
+      if (!ending_) error_ = w.run->label() + ": its process " + (problem.empty() ? "ended early" : problem);
       under_way_.erase(w.run->hash());
       w.run.reset();
     }

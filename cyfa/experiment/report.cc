@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdarg>
 #include <set>
+#include <sstream>
 
 #include "cyfa/draw/axis.h"
 #include "cyfa/draw/figure.h"
@@ -28,6 +29,23 @@ void write_text(const fs::path& path, const std::string& text) {
   file.write(std::as_bytes(std::span(text)));
   file.commit();
 }
+
+// A paragraph in lines of at most 140 columns, as the project's documents have them.
+std::string paragraph(const std::string& words) {
+  constexpr size_t kColumns = 140;
+  std::string out, line;
+  std::istringstream in(words);
+  for (std::string word; in >> word;) {
+    if (!line.empty() && line.size() + 1 + word.size() > kColumns) {
+      out += line + "\n";
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
+  }
+  return out + line + "\n\n";
+}
+
+std::string counted(size_t count, const std::string& what) { return std::to_string(count) + " " + what + (count == 1 ? "" : "s"); }
 
 std::string plain(double value) { return Json(value).dump(); }
 std::string grouped(double value) { return draw::grouped(value); }
@@ -141,8 +159,8 @@ class Report {
       : folder_(folder), e_(e), plan_(plan), results_(results), rows_(rows_of(e, plan, results)), runs_(finished_runs(e, plan, results)) {}
 
   std::vector<std::string> write() {
-    text_ = "# " + e_.title + "\n\n";
-    if (!e_.question.empty()) text_ += e_.question + "\n\n";
+    text_ = "# " + e_.title + "\n\n<!-- report of " + e_.name + ": runs.json -->\n\n";  // the marks of tables that a program writes
+    if (!e_.question.empty()) text_ += paragraph(e_.question);
     conditions();
     switch (e_.kind) {
       case Kind::kText: training("held-out loss, nats per token"); break;
@@ -150,7 +168,7 @@ class Report {
       case Kind::kSpeed: speed(); break;
     }
     fs::create_directories(folder_);
-    write_text(folder_ / "report.md", text_);
+    write_text(folder_ / "report.md", text_ + "<!-- end of report of " + e_.name + " -->\n");
     write_text(folder_ / "metrics.json", metrics().dump(1) + "\n");
     std::vector<std::string> names = {"report.md", "metrics.json"};
     names.insert(names.end(), pictures_.begin(), pictures_.end());
@@ -276,7 +294,7 @@ class Report {
     const std::string explained = "Mean and standard deviation over the seeds, each variant at its own best learning rate";
     const std::string choice = e_.kind == Kind::kMqar ? ", chosen by the test accuracy of the first seed, as the origin does"
                                                       : ", chosen by the first half of the validation text; the table has the second half";
-    if (!results.empty()) text_ += "## Results\n\n" + explained + choice + ". A star marks an end of the grid.\n\n" + results;
+    if (!results.empty()) text_ += "## Results\n\n" + paragraph(explained + choice + ". A star marks an end of the grid.") + results;
     if (!preliminary.empty()) {
       text_ += "## Preliminary\n\nFewer than three seeds: these figures show where it goes and decide nothing.\n\n" + preliminary;
     }
@@ -293,18 +311,17 @@ class Report {
   void order() {
     if (e_.stated.empty()) return;
     const Agreement a = agreement_of(e_, rows_);
-    text_ += "## Beside the paper\n\nThe paper: " + e_.stated + ".\n\n";
+    text_ += "## Beside the paper\n\n" + paragraph("The paper: " + e_.stated + ".");
     if (a.pairs == 0) return;
-    text_ += format("Of %zu pairs of variants, %zu are in the paper's order. ", a.pairs, a.same);
-    text_ +=
-        format("%zu pairs differ by more than the sum of their standard deviations over three seeds; %zu of them are in the paper's order.",
-               a.decided, a.decided_same);
+    std::string words = format("Of %s of variants, %zu in the paper's order. ", counted(a.pairs, "pair").c_str(), a.same);
+    words += counted(a.decided, "pair") + " with three seeds each " + (a.decided == 1 ? "differs" : "differ") +
+             format(" by more than the sum of the standard deviations; of these, %zu in the paper's order.", a.decided_same);
     if (!a.against.empty()) {
-      text_ += " **Not in the paper's order:**";
-      for (size_t i = 0; i < a.against.size(); ++i) text_ += (i == 0 ? " " : "; ") + a.against[i];
-      text_ += ".";
+      words += " **Not in the paper's order:**";
+      for (size_t i = 0; i < a.against.size(); ++i) words += (i == 0 ? " " : "; ") + a.against[i];
+      words += ".";
     }
-    text_ += "\n\n";
+    text_ += paragraph(words);
   }
 
   void rates() {
@@ -349,7 +366,7 @@ class Report {
       norms.log_y = true;
       norms.plot_height = 200;
       text_ += "## While training\n\nMeans over the seeds, at each variant's own learning rate.\n\n";
-      picture("training.png", "Training loss and gradient norm over the steps", {losses, norms});
+      picture("training.svg", "Training loss and gradient norm over the steps", {losses, norms});
     }
     if (auto lines = lines_of(e_, rows_, "by_position", 1); !lines.empty()) {
       const auto context = static_cast<double>(e_.train.context);
@@ -357,10 +374,9 @@ class Report {
                                     "nats per token", lines);
       plot.log_x = true;
       for (double x = context / 2; x <= context * static_cast<double>(e_.measures.length); x *= 2) plot.x_ticks.push_back(x);
-      text_ +=
-          "## Beyond the training length\n\nMean loss of buckets of half a context, on the whole validation text; a point is at the end of "
-          "its bucket.\n\n";
-      picture("length.png", "Loss by position beyond the training length", {plot});
+      text_ += "## Beyond the training length\n\n" +
+               paragraph("Mean loss of buckets of half a context, on the whole validation text; a point is at the end of its bucket.");
+      picture("length.svg", "Loss by position beyond the training length", {plot});
       by_position_table();
     }
     by_x();
@@ -401,7 +417,7 @@ class Report {
     plot.log_x = true;
     plot.plot_height = 220;
     for (const draw::Point& p : line.points) plot.x_ticks.push_back(p.x);
-    picture("by_x.png", "Held-out loss over the " + e_.x_label, {plot});
+    picture("by_x.svg", "Held-out loss over the " + e_.x_label, {plot});
   }
 
   void recall_pictures() {
@@ -439,7 +455,7 @@ class Report {
     learning.y_low = 0;
     learning.y_high = 1;
     learning.plot_height = 220;
-    picture("accuracy.png", "Accuracy by size of the example, and while learning", {sizes, learning});
+    picture("accuracy.svg", "Accuracy by size of the example, and while learning", {sizes, learning});
   }
 
   void speed() {
@@ -495,7 +511,7 @@ class Report {
     for (const draw::LinePlot& plot : {steps, forward, backward}) {
       if (!plot.lines.empty()) panels.emplace_back(plot);
     }
-    if (!panels.empty()) picture("speed.png", "Speed over the length of the sequences", panels);
+    if (!panels.empty()) picture("speed.svg", "Speed over the length of the sequences", panels);
   }
 
   Json metrics() const {

@@ -1,6 +1,8 @@
 // Recipes of experiments, the order of runs, what is shared, the choice of the learning rate, and the rows of the report.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cmath>
 #include <fstream>
 
 #include "cyfa/experiment/report.h"
@@ -157,7 +159,7 @@ TEST_F(Runs, SweepFirstThenSeedsVariantByVariant) {
   // Three at a time are those of the sweep; the seeds wait for it, and the next variant begins meanwhile.
   std::set<std::string> under_way;
   for (int i = 0; i < 4; ++i) {
-    const Run run = *plan.next(results, under_way);
+    const experiment::Run run = *plan.next(results, under_way);
     under_way.insert(run.hash());
     order.push_back(run.label());
   }
@@ -166,7 +168,7 @@ TEST_F(Runs, SweepFirstThenSeedsVariantByVariant) {
   make_all(plan, results);
   EXPECT_EQ(plan.finished(results), 15);
   EXPECT_EQ(plan.best_rate(e.variants[0], results), 2e-3);
-  for (const Run& run : plan.repeats(e.variants[0], results)) EXPECT_EQ(run.rate, 2e-3);
+  for (const experiment::Run& run : plan.repeats(e.variants[0], results)) EXPECT_EQ(run.rate, 2e-3);
 }
 
 TEST_F(Runs, ADivergedRunIsNoBestRate) {
@@ -174,7 +176,7 @@ TEST_F(Runs, ADivergedRunIsNoBestRate) {
   const Plan plan(e, nullptr, "cpu");
   Results results(folder_ / "out/e");
   const auto sweep = plan.sweep(e.variants[0]);
-  for (const Run& run : sweep) results.add(run, {{"failed", "the loss is nan"}});
+  for (const experiment::Run& run : sweep) results.add(run, {{"failed", "the loss is nan"}});
   EXPECT_FALSE(plan.best_rate(e.variants[0], results));
   EXPECT_TRUE(plan.repeats(e.variants[0], results).empty());
   EXPECT_EQ(plan.next(results, {})->variant, "b");
@@ -220,7 +222,7 @@ TEST_F(Runs, TheReportSaysWhatWasSeen) {
   EXPECT_EQ(files.size(), 3U);
   const std::string report = io::read_file(folder_ / "out/e/report.md", 1 << 20, "a report");
   for (const char* words : {"# T", "| a | 10 | 4 | 0.002 | 1.0200 | 0.0100 | 3 |", "0.004 *", "+1.0000", "15 of 15 finished",
-                            "training.png", "Of 3 pairs of variants, 3 are in the paper's order", "30 seconds of the machine"}) {
+                            "training.svg", "Of 3 pairs of variants, 3 in the paper's order", "30 seconds of the machine"}) {
     EXPECT_NE(report.find(words), std::string::npos) << words << "\n" << report;
   }
   EXPECT_EQ(report.find("Preliminary"), std::string::npos);
@@ -268,7 +270,9 @@ TEST(Provided, RecipesAreGoodAndStatesAreEqual) {
         if (state == 0) state = model.memory_scalars();
         EXPECT_EQ(model.memory_scalars(), state) << e.name << " " << scale << " " << v.name;
       }
-      EXPECT_LE(static_cast<double>(most), 1.12 * static_cast<double>(std::max<int64_t>(1, least))) << e.name << " " << scale;
+      // The paper's table has 374 to 412 million. Low-rank gates weigh more in narrow models, which the reports say.
+      const double spread = scale == "paper" && e.name == "mixers" ? 412.5 / 373.5 : 1.2;
+      EXPECT_LE(static_cast<double>(most), spread * static_cast<double>(std::max<int64_t>(1, least))) << e.name << " " << scale;
     }
   }
   EXPECT_GE(files, 8U);
