@@ -326,6 +326,7 @@ def model_rows(program):
     model = "cyfa-400m"
     torch.cuda.empty_cache()
     yield from program_rows(program, "decode", str(ROOT / f"configs/{model}.json"), "--B", "1", "8", "16", "32", "64", extra={})
+    yield from program_rows(program, "prefill", str(ROOT / f"configs/{model}.json"), "--T", "512", "2048", "120000", extra={})
     yield from training_rows(program, model, 32, 4)
 
 

@@ -2,8 +2,8 @@
 """Writes docs/benchmarks.md, its pictures (by `cyfa show curves`) and README.md's headline table from the newest file in bench/results.
 
 With --check nothing is written, and the exit status is 1 if one of them is stale. A results file has the rows of bench/gpu_bench.py. It may
-also have rows of whole models, {"impl", "op": "train" or "decode", "model", "dtype", "B", "tokens_per_s"}, with "T", "accumulate",
-"recompute", "ms" and "peak_gib" where they apply.
+also have rows of whole models, {"impl", "op": "train", "decode" or "prefill", "model", "dtype", "B", "tokens_per_s"}, with "T",
+"accumulate", "recompute", "ms" and "peak_gib" where they apply.
 """
 
 import argparse
@@ -25,7 +25,7 @@ TARGETS = {  # (pass, B, T): ms
     ("forward", 2, 32768): 0.60, ("backward", 2, 32768): 1.40,
 }
 LAYER = (4, 256, 256, 128)  # H, K, V, M of the 400M model
-MODEL_OPS = ("train", "decode")
+MODEL_OPS = ("train", "decode", "prefill")
 X_LABEL = "tokens per sequence"
 LIMITS = {"o": 0.0047, "dq": 0.0051, "dk": 0.0051, "dv": 0.0047, "dlog_alpha": 0.0039, "dbeta": 0.0043, "dreadout": 0.0043}
 HEADLINE_SHAPES = [(32, 2048), (2, 32768)]  # B, T
@@ -87,6 +87,8 @@ def model_pairs(rows):
 
 def model_name(row):
     words = [f"{row['model']} in {row['dtype']}, batch {row['B']}"]
+    if row["op"] == "prefill":
+        return f"reading a prompt of {row['T']:,} tokens, {words[0]}"
     if row["op"] == "train":
         words += [f"{row['T']} tokens"]
         words += ["activation checkpointing"] if row.get("recompute") else []
