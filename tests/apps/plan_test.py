@@ -9,9 +9,10 @@ from harness import CliTest, run
 
 class Plan(CliTest):
     def test_the_table_and_the_rows_say_the_same(self):
-        result = run("plan", "cyfa-400m", "--gpus", "64")
+        request = ("plan", "cyfa-400m", "--gpus", "64", "--context", "32768")  # 16 sequences a step
+        result = run(*request)
         self.check(result, 0)
-        rows = json.loads(run("plan", "cyfa-400m", "--gpus", "64", "--json").stdout)
+        rows = json.loads(run(*request, "--json").stdout)
         best = rows[0]
         line = next(line for line in result.stdout.splitlines() if line.startswith(best["layout"]))
         self.assertIn(f"{best['tokens_per_s']:.0f}", line)

@@ -16,6 +16,8 @@ if not dist.is_available() or not dist.is_gloo_available():
 
 PYTHON_FOLDER = str(pathlib.Path(__file__).resolve().parents[2] / "python")
 ROUNDING = 1e-6  # relative L2 norm of a parameter's change: ranks add the gradients in another order
+# A cut sequence has other chunks, and states in fp32 between the ranks. tests/train/ranks_test.cc holds it to 1e-9 in fp64.
+ROUNDING_OF_CUTS = 1e-5
 STEPS = 6
 
 
@@ -124,7 +126,7 @@ def test_sequences_cut_over_ranks_train_as_whole_ones(keys, tmp_path, model, wor
              "eps=1e-2", "rate=1e-2"]  # eps above most gradients: AdamW then enlarges no rounding
     alone("train", tmp_path / "whole", *words)
     run(launch(4, tmp_path / "cut", *words, "context_ranks=2" if model == "mamba2" else "context_ranks=4", "recompute=true"))
-    assert largest_difference(tmp_path / "cut", tmp_path / "whole", 3) < ROUNDING
+    assert largest_difference(tmp_path / "cut", tmp_path / "whole", 3) < ROUNDING_OF_CUTS
     assert rows(tmp_path / "cut")[-1]["eval_loss"] == pytest.approx(rows(tmp_path / "whole")[-1]["eval_loss"], rel=1e-6)
 
 

@@ -45,7 +45,8 @@ TEST(Plan, MoreGpusAreFasterAndNeverMoreThanThat) {
     const Layout *dp = find(layouts, "DP", 1), *zero = find(layouts, "ZeRO-1", 1);
     EXPECT_LT(zero->optimizer, dp->optimizer);
     for (const Layout& l : layouts) {
-      if (l.refusal.empty()) EXPECT_LE(l.memory(), machine_of("h100").memory) << l.way << " " << l.context_ranks;
+      if (!l.refusal.empty()) continue;
+      EXPECT_LE(l.memory(), machine_of("h100").memory) << l.way << " " << l.context_ranks;
     }
   }
 }

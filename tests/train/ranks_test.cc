@@ -181,7 +181,7 @@ Recipe recipe_of(const std::string& shard) {
   r.batch = 12;
   r.accumulate = 2;
   r.context = 16;
-  r.rate = 3e-2;
+  r.rate = 3e-3;
   r.eps = 1e-2;  // far above most gradients: AdamW then enlarges no rounding
   r.warmup = 0;
   r.shard = shard;
