@@ -12,7 +12,7 @@ PYTHON := $(if $(CYFA_TORCH_DIR),python3,.venv/bin/python)
 SETUP := build/.setup-done
 export JOBS PYTHON
 
-.PHONY: help demo test build python wheel bench parity baselines-doc cli-doc benchmarks-doc \
+.PHONY: help demo test build python wheel bench parity baselines-doc cli-doc benchmarks-doc evidence-doc \
   tokenizer format lint gpu-test gpu-bench setup clean
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make baselines-doc  update the tables of docs/baselines.md"
 	@echo "make cli-doc        update the option tables of docs/cli.md"
 	@echo "make benchmarks-doc update docs/benchmarks.md, its pictures and README.md's table from bench/results"
+	@echo "make evidence-doc   update the tables of docs/evidence.md from docs/evidence.toml"
 	@echo "make format         run clang-format over the sources"
 	@echo "make lint           run clang-tidy over apps/, cyfa/ and bench/"
 	@echo "make setup          install system packages and .venv with the pinned torch; needs the network the first time"
@@ -77,6 +78,9 @@ cli-doc: build
 
 benchmarks-doc: build
 	@scripts/benchmarks_doc.py
+
+evidence-doc:
+	@scripts/evidence_doc.py
 
 tokenizer: $(SETUP)
 	@scripts/tokenizer.sh

@@ -7,6 +7,7 @@ void add_bench(CLI::App& app, Action& action) {
   bench->require_subcommand(1);
   add_bench_op(*bench, action);
   add_bench_decode(*bench, action);
+  add_bench_prefill(*bench, action);
   add_bench_load(*bench, action);
   add_bench_train(*bench, action);
   add_bench_state(*bench, action);

@@ -1,18 +1,10 @@
-#include <fcntl.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <iostream>
 #include <stdexcept>
-#include <system_error>
 
 #include "apps/bench_op.h"
+#include "apps/child.h"
 #include "apps/program.h"
 #include "cyfa/io/json.h"
-
-extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX leaves the declaration to the program
 
 namespace cyfa::app {
 namespace {
@@ -45,41 +37,6 @@ std::vector<std::string> child_arguments(const BenchOptions& o, int64_t T) {
   return words;
 }
 
-// Runs a command line and returns its standard output.
-std::string run_child(const std::vector<std::string>& arguments) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  std::vector<std::string> copies = arguments;
-  std::vector<char*> argv;
-  argv.reserve(copies.size() + 1);
-  for (std::string& argument : copies) argv.push_back(argument.data());
-  argv.push_back(nullptr);
-  pid_t child = 0;
-  const int error = posix_spawn(&child, argv[0], &actions, nullptr, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  close(ends[1]);
-  std::string out;
-  if (error == 0) {
-    char buffer[4096];
-    for (ssize_t count = 0; (count = read(ends[0], buffer, sizeof buffer)) > 0 || (count < 0 && errno == EINTR);) {
-      if (count > 0) out.append(buffer, static_cast<size_t>(count));
-    }
-  }
-  close(ends[0]);
-  if (error != 0) throw std::system_error(error, std::generic_category(), "starting this program again");
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-    throw std::runtime_error("a run of the sweep failed" +
-                             (WIFSIGNALED(status) ? text(" (signal %d: out of memory?)", WTERMSIG(status)) : std::string()));
-  }
-  return out;
-}
-
 double sum_of(const Json& rows, const char* key) {
   double sum = 0;
   for (const Json& row : rows) sum += row.at(key).get<double>();
@@ -100,7 +57,7 @@ Json bench_scaling(const BenchOptions& options) {
   double last_ms = 0;
   double last_memory = 0;
   for (int64_t T = kFirstTokens; T <= kLastTokens; T *= 2) {
-    Json rows = io::parse_json(run_child(child_arguments(options, T)), "output of a run");
+    Json rows = io::parse_json(output_of(child_arguments(options, T)), "output of a run");
     // The ratio is that of the fastest runs, which other processes disturbed least.
     const double ms = sum_of(rows, "ms_p10");
     const Json& peak = rows.front().at("peak_memory_mb");

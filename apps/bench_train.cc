@@ -55,6 +55,7 @@ int run_train(const Options& options) {
     const auto compute = recipe.dtype == "bf16" ? std::optional(at::kBFloat16) : std::nullopt;
     plain_loss = model.loss(model.weights(compute), batch.inputs, batch.targets).item<double>();
   }
+  reset_gpu_peak(device);
   double loss_error = 0;  // relative, of the first step
   const double limit = check_limit(recipe.dtype, static_cast<double>(batch.inputs.numel()));
   Trainer trainer(
@@ -105,7 +106,7 @@ int run_train(const Options& options) {
                     {"repeats", t.repeats},
                     {"tokens_per_s", tokens / t.median},
                     {"parameters", model.table().numel()},
-                    {"peak_memory_mb", device.is_cpu() ? Json(static_cast<double>(peak_resident_bytes()) * 1e-6) : Json(nullptr)},
+                    {"peak_memory_mb", static_cast<double>(peak_gpu_bytes(device).value_or(peak_resident_bytes())) * 1e-6},
                     {"check_rel_l2", {{"loss", loss_error}}},
                     {"threads", at::get_num_threads()},
                     {"commit", commit()},
@@ -114,10 +115,10 @@ int run_train(const Options& options) {
   if (prints_text(options.json)) {
     std::cout << text("check     loss of the first step against the plain model's %.6f: %.1e, limit %.0e: ok\n", plain_loss, loss_error,
                       limit)
-              << text("%s %s  B%lld T%lld: %.0f ms per step (p10 %.0f, p90 %.0f), %.0f tokens/s, engine %s\n",
+              << text("%s %s  B%lld T%lld: %.0f ms per step (p10 %.0f, p90 %.0f), %.0f tokens/s, peak %.1f GiB, engine %s\n",
                       row["model"].get<std::string>().c_str(), recipe.dtype.c_str(), static_cast<long long>(recipe.batch),
                       static_cast<long long>(recipe.context), t.median * 1e3, t.p10 * 1e3, t.p90 * 1e3, tokens / t.median,
-                      trainer.engine().name().c_str());
+                      row["peak_memory_mb"].get<double>() * 1e6 / (1 << 30), trainer.engine().name().c_str());
     for (const std::string& note : trainer.engine().notes()) std::cout << "note      " << note << '\n';
   }
   if (kernels) kernels->print("one step");

@@ -22,8 +22,10 @@ void add_models(CLI::App& app, Action& action);
 void add_init(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_prepare(CLI::App& app, Action& action);
+void add_eval(CLI::App& app, Action& action);
 void add_probe(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
+void add_experiment(CLI::App& app, Action& action);
 void add_demo(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 
@@ -32,6 +34,7 @@ void add_verify_model(CLI::App& verify, Action& action);
 void add_bench_op(CLI::App& bench, Action& action);
 void add_bench_decode(CLI::App& bench, Action& action);
 void add_bench_load(CLI::App& bench, Action& action);
+void add_bench_prefill(CLI::App& bench, Action& action);
 void add_bench_train(CLI::App& bench, Action& action);
 void add_bench_state(CLI::App& bench, Action& action);
 void add_show_clock(CLI::App& show, Action& action);

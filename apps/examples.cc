@@ -45,6 +45,9 @@ constexpr Example kExamples[] = {
     {"bench decode", "cyfa-bytes-2m --B 1 8 64", "three batch sizes of a model with random parameters"},
     {"bench decode", "DIR --dtype fp32", "a checkpoint in fp32"},
 
+    {"bench prefill", "cyfa-bytes-2m --T 64 512", "prompts of two lengths"},
+    {"bench prefill", "DIR --T 3000 --chunk 1000", "a checkpoint; three forwards"},
+
     {"bench load", "DIR", "as for generating: the file is mapped"},
     {"bench load", "DIR --writable", "as for training: the weights are copied"},
 
@@ -79,6 +82,16 @@ constexpr Example kExamples[] = {
     {"train", "run -r bytes data=data", "a small model for bytes, in minutes on a laptop"},
     {"train", "run model=cyfa-9m data=data steps=100 batch=4 context=256", "without a recipe file"},
     {"train", "run --resume steps=200", "continue, to step 200"},
+
+    {"eval", "--tasks", "the tasks, and what each needs"},
+    {"eval", "DIR arc_easy hellaswag --data data", "two tasks, from files in the folder data"},
+    {"eval", "DIR paper --data data -o results", "the paper's tasks; the same command continues an interrupted run"},
+    {"eval", "DIR needles --lengths 1024 4096 --limit 100", "RULER's needles in texts of two lengths"},
+    {"eval", "DIR text:book.txt positions:book.txt@8192", "perplexity of a text, and its loss by position in long sequences"},
+
+    {"experiment", "--list", "the experiments that come with the program"},
+    {"experiment", "mqar --plan", "which runs there would be"},
+    {"experiment", "mixers --data data --device cuda --jobs 6", "train all mixers on text, six at a time"},
 
     {"probe", "DIR text.txt", "tables of what the clock does on a text"},
     {"probe", "DIR text.txt -o probe", "also pictures, and probe/page.html to open in a browser"},

@@ -16,6 +16,7 @@
 
 #include "commit.h"
 #ifdef CYFA_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
 #endif
 
@@ -41,6 +42,10 @@ int64_t status_bytes(const char* key) {
   value >> kib;
   return kib * 1024;
 }
+
+#ifdef CYFA_CUDA
+c10::DeviceIndex gpu_index(c10::Device device) { return device.has_index() ? device.index() : c10::cuda::current_device(); }
+#endif
 
 }  // namespace
 
@@ -137,6 +142,22 @@ int64_t free_bytes(c10::Device device) {
     free = std::min(free, std::max<int64_t>(limit - used, 0));
   }
   return free;
+}
+
+std::optional<int64_t> peak_gpu_bytes([[maybe_unused]] c10::Device device) {
+#ifdef CYFA_CUDA
+  if (device.is_cuda()) {
+    const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return c10::cuda::CUDACachingAllocator::getDeviceStats(gpu_index(device)).allocated_bytes[all].peak;
+  }
+#endif
+  return std::nullopt;
+}
+
+void reset_gpu_peak([[maybe_unused]] c10::Device device) {
+#ifdef CYFA_CUDA
+  if (device.is_cuda()) c10::cuda::CUDACachingAllocator::resetPeakStats(gpu_index(device));
+#endif
 }
 
 int64_t resident_bytes() { return status_bytes("VmRSS"); }

@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,5 +38,9 @@ int64_t free_bytes(c10::Device device);
 int64_t resident_bytes();
 int64_t peak_resident_bytes();
 void reset_peak();
+
+// The most memory that torch has held on a GPU at once since reset_gpu_peak; nothing on a CPU.
+std::optional<int64_t> peak_gpu_bytes(c10::Device device);
+void reset_gpu_peak(c10::Device device);
 
 }  // namespace cyfa::app

@@ -72,7 +72,9 @@ int run(int argc, char** argv) {
   add_generate(app, action);
   add_prepare(app, action);
   add_train(app, action);
+  add_eval(app, action);
   add_plan(app, action);
+  add_experiment(app, action);
   add_probe(app, action);
   add_demo(app, action);
   app.footer(kFooter);

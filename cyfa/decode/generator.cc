@@ -10,6 +10,9 @@ namespace cyfa {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+// Tokens per forward of a long prompt: more keep a GPU busy, fewer stay in the caches of a CPU.
+constexpr int64_t kChunkOnGpu = 8192, kChunkOnCpu = 2048;
+
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // Writes the state of one sequence to a row of a batch's. Tensors that grow with the sequence are padded with zeros to the longer one.
@@ -90,6 +93,10 @@ class GenerationRun {
   };
   using Occupants = std::vector<std::optional<size_t>>;  // the prompt of each row
 
+  int64_t prefill_chunk() const {
+    if (options_.prefill_chunk > 0) return options_.prefill_chunk;
+    return model_.device().is_cuda() ? kChunkOnGpu : kChunkOnCpu;
+  }
   bool stop_requested() const { return next_ > 0 && g_.should_stop && g_.should_stop(); }
   bool wants_step(const Live& l) const { return l.last || l.drawn < options_.max_tokens; }
   // Steps that may start before the tokens of earlier ones are read. A snapshot needs the state after the last token and none beyond.
@@ -103,15 +110,17 @@ class GenerationRun {
     sampler_ = make_sampler(options_.sampling, rows, model_.config().vocab_size, model_.device());
   }
 
-  // On a GPU, first uses load kernels and create handles, and the first two steps record the graph. The rows' states are written later.
+  // On a GPU, first uses load kernels and create handles, and the first two prefills and steps record their graphs. The rows' states are
+  // written later.
   void warm_up() {
     if (!model_.device().is_cuda() || options_.max_tokens == 0) return;
     const Clock::time_point start = Clock::now();
     const Weights& w = g_.engine_.weights();
-    const int64_t tokens = std::min(options_.prefill_chunk, static_cast<int64_t>(prompts_.front().ids.size()));
-    if (tokens > 0) {
-      const ModelState empty = model_.initial_state(1);
-      const LmOutput out = model_.forward(w, at::zeros({1, tokens}, at::kLong), std::nullopt, &empty);
+    const int64_t tokens = std::min(prefill_chunk(), static_cast<int64_t>(prompts_.front().ids.size()));
+    const ModelState empty = model_.initial_state(1);
+    for (int i = 0; i < 2 && tokens > 0; ++i) {
+      const LmOutput out =
+          g_.engine_.forward(at::zeros({1, tokens}, at::kLong), std::nullopt, prompts_.front().snapshot ? &empty : nullptr);
       sampler_->draw(model_.head_step(w, out.hidden.select(1, tokens - 1)));
       sampler_->read();
     }
@@ -132,15 +141,14 @@ class GenerationRun {
       now.ids = prompt.snapshot->ids;
       now.state = prompt.snapshot->state.clone();
       now.logits = prompt.snapshot->logits;
-    } else {
-      now.state = model_.initial_state(1);
     }
-    const auto all = static_cast<int64_t>(prompt.ids.size());
-    for (int64_t begin = 0; begin < all; begin += options_.prefill_chunk) {
-      const int64_t count = std::min(options_.prefill_chunk, all - begin);
+    const auto all = static_cast<int64_t>(prompt.ids.size()), chunk = prefill_chunk();
+    for (int64_t begin = 0; begin < all; begin += chunk) {
+      const int64_t count = std::min(chunk, all - begin);
       const at::Tensor ids =
           at::tensor(at::ArrayRef<int64_t>(prompt.ids.data() + begin, static_cast<size_t>(count)), at::kLong).unsqueeze(0);
-      LmOutput out = model_.forward(g_.engine_.weights(), ids, std::nullopt, &now.state);
+      const bool first = begin == 0 && !prompt.snapshot;
+      LmOutput out = g_.engine_.forward(ids, std::nullopt, first ? nullptr : &now.state);
       now.state = std::move(out.final_state);
       if (begin + count == all) now.logits = model_.head_step(g_.engine_.weights(), out.hidden.select(1, count - 1)).squeeze(0);
       if (g_.on_prefill) g_.on_prefill(index, begin + count, all);
@@ -298,8 +306,8 @@ class GenerationRun {
 std::vector<Completion> Generator::run(const std::vector<Prompt>& prompts, const GenerateOptions& options, bool keep_snapshots) {
   const at::NoGradGuard no_grad;
   options.sampling.check();
-  if (options.max_tokens < 0 || options.prefill_chunk < 1 || options.batch < 0)
-    throw std::invalid_argument("max_tokens and batch must be at least 0, prefill_chunk at least 1");
+  if (options.max_tokens < 0 || options.prefill_chunk < 0 || options.batch < 0)
+    throw std::invalid_argument("max_tokens, prefill_chunk and batch must be at least 0");
   for (const Prompt& prompt : prompts) {
     if (prompt.ids.empty() && (!prompt.snapshot || prompt.snapshot->ids.empty()))
       throw std::invalid_argument("the prompt has no tokens, and the model's config names no token that begins a text");

@@ -25,9 +25,9 @@ struct GenerateOptions {
   SamplingOptions sampling;       // all prompts use the same seed
   std::vector<std::string> stop;  // stop strings; a completion ends before the first one
   bool ignore_eos = false;
-  int64_t batch = 0;             // most sequences that are decoded together; 0 for all prompts
-  int64_t prefill_chunk = 2048;  // prompt tokens per prefill forward
-  bool narrow_state = false;     // decode with the state in bf16 if the mixers support it; snapshots are fp32
+  int64_t batch = 0;          // most sequences that are decoded together; 0 for all prompts
+  int64_t prefill_chunk = 0;  // prompt tokens per prefill forward; 0: 8,192 on a GPU, 2,048 on a CPU
+  bool narrow_state = false;  // decode with the state in bf16 if the mixers support it; snapshots are fp32
 };
 
 // A prompt, optionally continuing a snapshot.

@@ -15,7 +15,7 @@ using Compute = std::optional<at::ScalarType>;
 struct EngineKind {
   const char* name;
   std::string (*step_refusal)(const CausalLM&, Compute);
-  std::unique_ptr<StepEngine> (*prepare_steps)(CausalLM&, Compute);
+  std::unique_ptr<StepEngine> (*prepare_steps)(CausalLM&, const StepOptions&);
   std::string (*train_refusal)(const CausalLM&, Compute);
   std::unique_ptr<TrainEngine> (*prepare_training)(CausalLM&, Compute, bool recompute);
 };
@@ -46,6 +46,11 @@ const EngineKind& chosen(const std::string& what, const std::string& name, const
 
 }  // namespace
 
+LmOutput StepEngine::forward(const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens, const ModelState* initial) {
+  const at::NoGradGuard no_grad;
+  return model().forward(weights(), ids, cu_seqlens, initial);
+}
+
 void TrainEngine::cut(std::shared_ptr<const SequenceCut> cut) {
   if (cut) throw std::invalid_argument("training: engine " + name() + " does not cut sequences over ranks; wanted engine = \"portable\"");
 }
@@ -63,7 +68,7 @@ std::vector<EngineOffer> train_engines(const CausalLM& model, Compute compute) {
 
 std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, const StepOptions& options) {
   const EngineKind& kind = chosen("decoding", options.engine, step_engines(model, options.compute));
-  std::unique_ptr<StepEngine> engine = kind.prepare_steps(model, options.compute);
+  std::unique_ptr<StepEngine> engine = kind.prepare_steps(model, options);
   if (!options.record || !recording_refusal(model).empty()) return engine;
   return record_steps(std::move(engine));
 }

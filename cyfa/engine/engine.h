@@ -27,8 +27,13 @@ class StepEngine {
 
   virtual std::string name() const = 0;  // "portable", "sm90"; with suffix "+graph" if steps are replayed from a CUDA graph
   virtual const CausalLM& model() const = 0;
-  // The weights in the engine's compute types, for prefill with CausalLM::forward.
+  // The weights in the engine's compute types.
   virtual const Weights& weights() const = 0;
+
+  // As CausalLM::forward() with weights(), without autograd: prompts, texts to be scored. A prompt's result may depend on whether it has an
+  // initial state of zeros or none (in its rounding); equal calls give equal bits.
+  virtual LmOutput forward(const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens = std::nullopt,
+                           const ModelState* initial = nullptr);
 
   // Decode step: one token of each of B sequences, ids [B], to fp32 logits [B, vocab_size]. `state` is updated in place. Throws
   // ops::ArgumentError if ids or state do not match each other or the model. On a GPU, the next step may overwrite the logits.
@@ -44,7 +49,9 @@ class StepEngine {
 struct StepOptions {
   std::optional<at::ScalarType> compute = {};  // type of the matrices; default: their stored type
   std::string engine = "auto";
-  bool record = true;  // on a GPU, capture the step in a CUDA graph and replay it, if the mixers support that
+  // On a GPU, capture the step, and the forward of a prompt of up to 4,096 tokens, in CUDA graphs and replay them, if the mixers support
+  // that.
+  bool record = true;
 };
 
 // All decoding engines, for a model whose parameters are set.

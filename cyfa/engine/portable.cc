@@ -53,8 +53,8 @@ class PortableTraining final : public TrainEngine {
 
 std::string refusal(const CausalLM&, std::optional<at::ScalarType>) { return {}; }
 
-std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, std::optional<at::ScalarType> compute) {
-  return std::make_unique<PortableStep>(model, compute);
+std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, const StepOptions& options) {
+  return std::make_unique<PortableStep>(model, options.compute);
 }
 
 std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, std::optional<at::ScalarType> compute, bool recompute) {

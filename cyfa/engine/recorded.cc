@@ -1,10 +1,10 @@
 #include "cyfa/engine/recorded.h"
 
 #ifdef CYFA_CUDA
-#include <ATen/cuda/CUDAGraph.h>
 #include <c10/core/Event.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include "cyfa/engine/graph.h"
 #include "cyfa/ops/common/in_place.h"
 #endif
 
@@ -51,20 +51,6 @@ bool same_tensors(const ModelState& a, const ModelState& b) {
   return true;
 }
 
-// Ends a capture after an error inside it. This must happen on the capture's stream. If CUDA has invalidated the capture, capture_end()
-// throws again and leaves the allocator's pool open, so the pool is closed here.
-void end_broken_capture(at::cuda::CUDAGraph& graph, c10::DeviceIndex device, const c10::MempoolId_t& pool) {
-  try {
-    graph.capture_end();
-  } catch (const c10::Error&) {
-    try {
-      c10::cuda::CUDACachingAllocator::endAllocateToPool(device, pool);
-      c10::cuda::CUDACachingAllocator::releasePool(device, pool);
-    } catch (const c10::Error&) {  // the pool was already closed
-    }
-  }
-}
-
 class RecordedStep final : public StepEngine {
  public:
   explicit RecordedStep(std::shared_ptr<StepEngine> inner) : inner_(std::move(inner)) {}
@@ -73,6 +59,9 @@ class RecordedStep final : public StepEngine {
   const CausalLM& model() const override { return inner_->model(); }
   const Weights& weights() const override { return inner_->weights(); }
   std::string path(int64_t sequences) const override { return inner_->path(sequences); }
+  LmOutput forward(const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens, const ModelState* initial) override {
+    return inner_->forward(ids, cu_seqlens, initial);
+  }
   std::vector<std::string> notes() const override {
     std::vector<std::string> all = inner_->notes();
     if (!refusal_.empty()) all.push_back("a step could not be recorded as a graph: " + refusal_);
@@ -117,26 +106,14 @@ class RecordedStep final : public StepEngine {
     } else {
       recording->ids = ids;
     }
-    const c10::cuda::CUDAStream outside = c10::cuda::getCurrentCUDAStream(model().device().index());
-    outside.synchronize();
-    const c10::MempoolId_t pool = at::cuda::graph_pool_handle();
-    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, outside.device_index()));
-    recording->graph.capture_begin(pool);
-    try {
+    refusal_ = record_graph(recording->graph, model().device().index(), at::cuda::graph_pool_handle(), [&] {
       if (ids.is_cpu()) {
         C10_CUDA_CHECK(cudaMemcpyAsync(recording->ids.mutable_data_ptr(), recording->given.const_data_ptr(), recording->ids.nbytes(),
                                        cudaMemcpyHostToDevice, c10::cuda::getCurrentCUDAStream()));
       }
       recording->logits = inner_->step(recording->ids, state);
-      recording->graph.capture_end();
-    } catch (const c10::Error& e) {
-      end_broken_capture(recording->graph, outside.device_index(), pool);
-      refusal_ = e.what_without_backtrace();
-      return;
-    } catch (...) {
-      end_broken_capture(recording->graph, outside.device_index(), pool);
-      throw;
-    }
+    });
+    if (!refusal_.empty()) return;
     recording_ = std::move(recording);
   }
 

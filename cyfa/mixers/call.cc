@@ -159,9 +159,15 @@ std::optional<at::Tensor> Call::initial(size_t part) const {
   return (*initial_)[part].to(at::promote_types(x_.scalar_type(), at::kFloat));
 }
 
-at::Tensor Call::recurrence(const char* op, size_t part, ops::RecurrenceInputs in, const ops::RecurrenceOptions& options) {
+at::Tensor Call::recurrence(const char* op, size_t part, ops::RecurrenceInputs in, ops::RecurrenceOptions options) {
   const ops::Recurrence& r = ops::recurrence_of(op);
-  if (is_step()) return ops::step_recurrence(r, std::move(in), (*state_)[part], options);
+  if (is_step()) {
+    const int64_t each = in.v.size(-2) / in.q.size(-2);
+    if (each > 1) in.q = in.q.repeat_interleave(each, -2);
+    if (each > 1) in.k = in.k.repeat_interleave(each, -2);
+    return ops::step_recurrence(r, std::move(in), (*state_)[part], options);
+  }
+  options.shared_keys = true;
   in.initial_state = initial(part);
   if (const SequenceCut* cut = w_.cut()) {
     if (r.delta || (r.gate != ops::Gate::kNone && r.gate != ops::Gate::kScalar)) refuse_cut(std::string("the recurrence ") + op);

@@ -89,13 +89,19 @@ class Call {
   at::Tensor lengths() const;  // number of tokens of each sequence, [N]
 
   // Runs the op of cyfa/ops/recurrence/table.h with this name on state `part`. Inputs are q [.., H, K] and so on, without the T dimension
-  // in a step. `in.initial_state` and `in.cu_seqlens` are set here.
-  at::Tensor recurrence(const char* op, size_t part, ops::RecurrenceInputs in, const ops::RecurrenceOptions& options = {});
+  // in a step; q and k may have fewer heads than v (RecurrenceOptions::shared_keys). `in.initial_state` and `in.cu_seqlens` are set here.
+  at::Tensor recurrence(const char* op, size_t part, ops::RecurrenceInputs in, ops::RecurrenceOptions options = {});
   // cyclic_flow on states part (keys), part + 1 (values) and part + 2 (clock). A step uses a precomputed readout table, which is computed
   // once per set of weights and cached under the weight `table`.
   at::Tensor cyclic_flow(size_t part, ops::CyclicFlowInputs in, const ops::CyclicFlowOptions& options, ParameterId table);
   // Softmax attention with the KV cache in states part (keys), part + 1 (values) and part + 2 (tokens seen).
   at::Tensor attention(size_t part, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window);
+
+  // part(call, y) for y [B, T, ..] or, in a step, [B, ..], where the call differs from this one only in x, which is y. In training it saves
+  // nothing but its inputs, and backward runs it again: for a mixer with large intermediate results. `part` reads no other weights than
+  // those named here, and owns what it uses, since it outlives this call.
+  using Part = std::function<at::Tensor(Call& call, const at::Tensor& y)>;
+  at::Tensor recomputed(const at::Tensor& y, const std::vector<ParameterId>& weights, const Part& part);
 
   // A look at the clock of a forward: an analysis (cyfa/analysis) sees the increments [B, T, H] that the mixer has computed and returns the
   // ones that it is to use, the same or others.

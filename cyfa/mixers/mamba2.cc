@@ -39,15 +39,14 @@ class Mamba2 final : public Mixer {
     const auto [z, convolved, time_step] = split<3>(all, {I, I + 2 * BC, H});
     const at::Tensor xBC = ops::silu(call.short_conv(convolved, conv_, c_.conv_bias ? std::optional(conv_bias_) : std::nullopt, tail_));
     const auto [values, keys, queries] = split<3>(xBC, {I, BC, BC});  // x, B, C
-    const auto shared = [&](const at::Tensor& x) { return repeat_heads(split_heads(x, G), H / G); };
     at::Tensor dt = softplus_gate(time_step, call[dt_bias_]);
     if (c_.dt_low > 0 || std::isfinite(c_.dt_high)) dt = dt.clamp(c_.dt_low, c_.dt_high);
     const at::Tensor x = split_heads(values, H);
     ops::RecurrenceOptions options;
     options.scale = 1;
     const at::Tensor S = call.recurrence("scalar_gated_la", memory_,
-                                         {.q = shared(queries),
-                                          .k = shared(keys),
+                                         {.q = split_heads(queries, G),
+                                          .k = split_heads(keys, G),
                                           .v = x * dt.unsqueeze(-1).to(x.scalar_type()),
                                           .log_alpha = dt * -at::exp(call[A_log_].to(dt.scalar_type()))},
                                          options);

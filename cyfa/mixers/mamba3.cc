@@ -46,8 +46,19 @@ class Mamba3 final : public Mixer {
   }
 
   at::Tensor mix(Call& call) const override {
-    const int64_t H = c_.heads, R = c_.rank, N = c_.N, P = c_.P;
     const at::Tensor all = call.linear(call.x(), in_proj_, c_.bias ? std::optional(in_bias_) : std::nullopt);
+    std::vector<ParameterId> weights = {dt_bias_, B_bias_, C_bias_, B_norm_, C_norm_, D_};
+    if (c_.mimo) weights.insert(weights.end(), {mimo_x_, mimo_z_, mimo_o_});
+    const at::Tensor o = call.recomputed(all, weights, [self = *this](Call& part, const at::Tensor& y) { return self.mixed(part, y); });
+    return call.linear(o, out_proj_, c_.bias ? std::optional(out_bias_) : std::nullopt);
+  }
+
+  double flops_per_token() const override { return static_cast<double>(c_.rank) * linear_attention_flops(c_.heads, c_.N, c_.P); }
+
+ private:
+  // What lies between the projections: keys and queries of every head and rank, which take 50 times the memory of `all`.
+  at::Tensor mixed(Call& call, const at::Tensor& all) const {
+    const int64_t H = c_.heads, R = c_.rank, N = c_.N, P = c_.P;
     const auto [z, x, B, C, time_step, A, trap, turns] = split<8>(all, widths_);
     Tokens t;
     t.dt = softplus_gate(time_step, call[dt_bias_]);
@@ -56,7 +67,7 @@ class Mamba3 final : public Mixer {
     t.own = lambda * t.dt;
     t.next = (1 - lambda) * t.dt;
     const at::Tensor angle = accumulate(call, (tanh_gate(turns).unsqueeze(-2) * t.dt.unsqueeze(-1)).to(at::kDouble) * std::numbers::pi);
-    const auto by = turn(angle, at::promote_types(call.x().scalar_type(), at::kFloat));
+    const auto by = turn(angle, at::promote_types(all.scalar_type(), at::kFloat));
     t.k = turned(call, B, B_norm_, B_bias_, by);
     t.q = turned(call, C, C_norm_, C_bias_, by);
     t.x = split_heads(x, H);
@@ -67,12 +78,9 @@ class Mamba3 final : public Mixer {
     const at::Tensor o = c_.mimo ? (gated * by_rank(call, mimo_o_, gated)).sum(-3) : gated.squeeze(-3);
     call.after(last_k_, call.last(t.k.flatten(-3), last_k_).view({-1, R, H, N}));
     call.after(last_x_, call.last(t.x.flatten(-2), last_x_).view({-1, H, P}));
-    return call.linear(join_heads(o).to(call.x().scalar_type()), out_proj_, c_.bias ? std::optional(out_bias_) : std::nullopt);
+    return join_heads(o).to(all.scalar_type());
   }
 
-  double flops_per_token() const override { return static_cast<double>(c_.rank) * linear_attention_flops(c_.heads, c_.N, c_.P); }
-
- private:
   // Per token: q and k [.., R, H, N], v [.., R, H, P], x [.., H, P], the others [.., H]. `own` is c and `next` is (1 - lambda) dt.
   struct Tokens {
     at::Tensor q, k, v, x, dt, log_alpha, own, next;

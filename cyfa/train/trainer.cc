@@ -172,6 +172,8 @@ std::vector<double> Trainer::divisors(const std::vector<TrainBatch>& parts) cons
   return all;
 }
 
+double Trainer::rate() const { return rate_of_step ? rate_of_step(step_) : learning_rate(recipe_, step_); }
+
 double Trainer::one_step(double* norm) {
   at::Tensor losses;    // sum over the micro-batches, read back once after the last
   std::string trouble;  // why this rank could not compute its losses
@@ -212,7 +214,7 @@ double Trainer::one_step(double* norm) {
     square.sqrt_();
   }
   HostCopy figures(both);
-  optimizer_.step(gradients, learning_rate(recipe_, step_), recipe_.clip, both[1], both[0]);
+  optimizer_.step(gradients, rate(), recipe_.clip, both[1], both[0]);
   exchange_.send_parameters();
   const at::Tensor numbers = figures.wait();
   const auto sum = numbers[0].item<double>();
@@ -309,7 +311,7 @@ int64_t Trainer::run_steps() {
   Traffic since_traffic = traffic();
   while (step_ < recipe_.steps) {
     double norm = 0;
-    const double rate = learning_rate(recipe_, step_);
+    const double rate_of_this = rate();
     const double loss = one_step(&norm);
     ++step_;
     watch(loss, norm);
@@ -319,7 +321,7 @@ int64_t Trainer::run_steps() {
     const bool logs = step_ % recipe_.log_every == 0 || last || after.stop;
     const bool evals = validation_ && (last || (recipe_.eval_every > 0 && step_ % recipe_.eval_every == 0));
     const bool health = recipe_.health_every > 0 ? step_ % recipe_.health_every == 0 : evals;
-    Json row = {{"step", step_}, {"loss", loss}, {"grad_norm", norm}, {"rate", rate}, {"tokens", step_ * tokens}};
+    Json row = {{"step", step_}, {"loss", loss}, {"grad_norm", norm}, {"rate", rate_of_this}, {"tokens", step_ * tokens}};
     const double passed = seconds_since(start);
     const auto steps = static_cast<double>(step_ - since_step);
     row["tokens_per_s"] = static_cast<double>(tokens) * steps / std::max(seconds_since(since), 1e-9);
@@ -355,7 +357,7 @@ int64_t Trainer::run_steps() {
       since_traffic = traffic();
       computing_ = 0;
     }
-    if (last || after.stop || after.save || (recipe_.save_every > 0 && step_ % recipe_.save_every == 0)) {
+    if (((last || after.stop) && save_at_end) || after.save || (recipe_.save_every > 0 && step_ % recipe_.save_every == 0)) {
       save(loss, eval_loss, seconds_before_ + seconds_since(start));
       saved = Clock::now();
     }

@@ -47,6 +47,8 @@ class Trainer {
   std::function<void(const std::string& note)> on_note;  // after a checkpoint has been saved, and when the loss leaves its range
   std::function<bool()> should_stop;                     // called after every step; true saves a checkpoint and ends run()
   std::function<double(const CausalLM&)> extra_metric;   // called with every evaluation, logged as "score"
+  std::function<double(int64_t step)> rate_of_step;      // the learning rate at step 0, 1, ..., in place of the recipe's
+  bool save_at_end = true;  // run() ends with a checkpoint. An experiment goes on with the model in memory instead
 
   // Restores the optimizer state, the step and what belongs to it. The caller loads the model's parameters.
   void resume(const RunCheckpoint& checkpoint);
@@ -73,6 +75,7 @@ class Trainer {
   };
 
   int64_t run_steps();
+  double rate() const;                                    // of the next step
   double one_step(double* norm);                          // returns the loss; sets *norm to the gradient norm
   TrainBatch own_stretch(TrainBatch batch) const;
   void check_context() const;

@@ -6,14 +6,17 @@ environment variable CYFA_LIBRARY names another one. It is built for one minor v
 
 import os
 import pathlib
+import signal
 import sys
 
 NAME = "libcyfa_python.so"
 
-# A process that is the program (`python -m cyfa`, the script `cyfa`) bounds how long its waiting threads spin, as the executable does and
-# with the same figure (apps/spin.cc). libgomp reads the environment when torch loads it, hence here.
-if sys.argv and os.path.basename(sys.argv[0]) in ("-m", "cyfa") and "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+# A process that is the program (`python -m cyfa`, the script `cyfa`) behaves as the executable from here on, before torch is loaded.
+if sys.argv and os.path.basename(sys.argv[0]) in ("-m", "cyfa"):
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, unless the command handles it
+    if "OMP_WAIT_POLICY" not in os.environ:  # how long waiting threads spin, as in apps/spin.cc; libgomp reads it when torch loads it
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import torch  # noqa: E402: after the lines above
 

@@ -41,6 +41,7 @@ class TrainEngine:
         self._engine = torch.classes.cyfa.TrainEngine(
             model.config_text, model.table_parameters(), _type_number(compute), engine, recompute
         )
+        self._sums = []  # parameters and the gradients that the engine adds to
 
     @property
     def name(self) -> str:
@@ -52,13 +53,17 @@ class TrainEngine:
         return _ops.training_notes(self._engine)
 
     def begin_step(self) -> None:
-        """Reads the parameters' current values, which the losses use until the next call. Call it after each change of the parameters."""
+        """Reads the parameters' current values, which the losses use until the next call. Call it after each change of the parameters, and
+        after optimizer.zero_grad()."""
         noise = int(torch.randint(2**62, ())) if self._draws_noise and self.model.training else None
         _ops.training_begin_step(self._engine, noise)
+        self._sums = [] if self.name == "portable" else [(p, p.grad) for p in self.model.parameters() if p.grad is not None]
 
     def loss(self, inputs: Tensor, targets: Tensor, cu_seqlens: Optional[Tensor] = None) -> Tensor:
         """Mean cross-entropy of targets [B, T] given inputs [B, T]; targets of -100 are ignored. With cu_seqlens, the rows are concatenated
         to packed sequences."""
+        if any(p.grad is not grad for p, grad in self._sums):
+            raise ValueError("loss: gradients were replaced or set to None after begin_step(); call optimizer.zero_grad() before it")
         return _ops.training_loss(self._engine, inputs, targets, cu_seqlens)
 
 

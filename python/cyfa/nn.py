@@ -7,7 +7,7 @@ model consists of comes from the library's description of its config (cyfa.nn.de
 import functools
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
@@ -91,6 +91,7 @@ class Part(nn.Module):
             initialise(getattr(row.holder, row.name), self.config_text, row.id, generator)
 
     def run(self, part: str, x: Tensor, *, layer=0, state=(), extra=None, noise=None, final_state=False, recompute=False) -> list[Tensor]:
+        """Runs "embed", "block", "mixer" or the like with these parameters (python/bindings/parts.cc): the result, then states."""
         return _ops.part(
             x, self.tensors(), list(state), extra, self.config_text, part, layer, _compute_type(x), noise, final_state, recompute
         )
@@ -193,8 +194,8 @@ class Embedding(Part):
         return self.run("embed", ids)[0]
 
 
-class LanguageModel:
-    """The parts of a model and its passes, for a class that is also an nn.Module: CausalLM here, and Hugging Face's in cyfa.hf."""
+class LanguageModel(nn.Module):
+    """The parts of a model and its passes: what CausalLM here and Hugging Face's class in cyfa.hf share."""
 
     def build(self, text: str, device=None, dtype=None) -> None:
         """Adds the model's parts under their names in checkpoints. Parameters are drawn from torch's generator."""
@@ -220,14 +221,17 @@ class LanguageModel:
 
     @property
     def root(self) -> nn.Module:
+        """The model without its head."""
         return getattr(self, self.layout["root"])
 
     @property
     def embeddings(self) -> Embedding:
+        """Token ids [B, T] to [B, T, D]."""
         return getattr(self.root, self.layout["embeddings"])
 
     @property
-    def blocks(self) -> nn.ModuleList:
+    def blocks(self) -> Sequence[Block]:
+        """The layers, each [B, T, D] to [B, T, D]."""
         return getattr(self.root, self.layout["layers"])
 
     def head_weights(self) -> list[Tensor]:
@@ -262,7 +266,7 @@ class ModelOutput(NamedTuple):
     """For each layer the state after the last token, if it was asked for."""
 
 
-class CausalLM(LanguageModel, nn.Module):
+class CausalLM(LanguageModel):
     """A language model of any type. Its state_dict has the names of a Hugging Face checkpoint.
 
     Args:
@@ -345,12 +349,12 @@ class CausalLM(LanguageModel, nn.Module):
 
 def optimizer_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     """Parameter groups for an optimizer: those that the table decays, then norms, biases and rates of gates, without decay."""
-    decays = {}
+    decays: dict[Tensor, bool] = {}
     for module in model.modules():
         if isinstance(module, Part):
             table = _described(module.config_text)["parameters"]
             decays.update((getattr(row.holder, row.name), table[row.id]["weight_decay"]) for row in module.rows)
-    groups = ([], [])
+    groups: tuple[list[Tensor], list[Tensor]] = ([], [])
     for parameter in model.parameters():
         groups[bool(decays.get(parameter, parameter.dim() > 1))].append(parameter)
     return [{"params": groups[1], "weight_decay": weight_decay}, {"params": groups[0], "weight_decay": 0.0}]

@@ -20,13 +20,21 @@ from torch import Tensor
 _ops = torch.ops.cyfa
 
 
-def _refuse_transforms(op: str) -> None:
-    """Throws inside vmap, grad, jvp and the like. They batch or differentiate an op by rules of its own, which these have not."""
+def _call(op, *arguments, **options):
+    """Calls an op of the library. vmap, grad, jvp and the like batch or differentiate an op by rules of its own, which these have not."""
     if torch._C._are_functorch_transforms_active():
         raise NotImplementedError(
-            f"cyfa.ops.{op}: vmap and other transforms of torch.func are not supported; use the batch dimension B in place of vmap, and "
-            "Tensor.backward() or torch.autograd.grad() in place of torch.func.grad"
+            f"cyfa.ops.{op.__name__}: vmap and other transforms of torch.func are not supported; use the batch dimension B in place of "
+            "vmap, and Tensor.backward() or torch.autograd.grad() in place of torch.func.grad"
         )
+    given = {name: x for name, x in options.items() if x is not None}  # the dispatcher takes about 1 us for each
+    try:
+        return op(*arguments, **given)
+    except RuntimeError as error:
+        words = str(error)
+        if "Declaration: cyfa::" not in words and "Schema: cyfa::" not in words:  # quoted where arguments do not fit it
+            raise
+        raise TypeError(words.split("\n")[0].split(" Declaration: ")[0].split(" Schema: ")[0]) from None
 
 
 class CyclicFlowState(NamedTuple):
@@ -78,9 +86,9 @@ def cyclic_flow(
     Returns:
         o [B, T, H, V], and the final state, or None.
     """
-    _refuse_transforms("cyclic_flow")
     before = initial_state if initial_state is not None else (None, None, None)
-    o, state_k, state_v, clock = _ops.cyclic_flow(
+    o, state_k, state_v, clock = _call(
+        _ops.cyclic_flow,
         q,
         k,
         v,
@@ -131,8 +139,8 @@ def cyclic_flow_step(
     Returns:
         o [B, H, V].
     """
-    _refuse_transforms("cyclic_flow_step")
-    return _ops.cyclic_flow_step(
+    return _call(
+        _ops.cyclic_flow_step,
         q,
         k,
         v,
@@ -153,11 +161,11 @@ def cyclic_flow_step(
 
 def readout_table(readout: Tensor) -> Tensor:
     """The form of the readout [H, m, m] that steps take, [H, M, M]. It depends on the weights alone: compute it once."""
-    return _ops.cyclic_flow_readout_table(readout)
+    return _call(_ops.cyclic_flow_readout_table, readout)
 
 
 def empty_state(sequences: int, heads: int, K: int, V: int, slots: int, device: "torch.device | str" = "cpu") -> CyclicFlowState:
-    """The empty memory of `sequences` sequences; `slots` is M, the number of stored slots."""
+    """The empty memory of `sequences` sequences, keys [N, H, K, M], values [N, H, M, V] and clock [N, H]; `slots` is M."""
     return CyclicFlowState(
         torch.zeros(sequences, heads, K, slots, device=device),
         torch.zeros(sequences, heads, slots, V, device=device),
@@ -176,9 +184,8 @@ class BackendOffer(NamedTuple):
 def cyclic_flow_backends(q, k, v, log_alpha, delta, beta, readout, *, initial_state=None, **options) -> list[BackendOffer]:
     """The backends of cyclic_flow for these inputs, fastest first. The first without a refusal is what backend="auto" runs."""
     before = initial_state if initial_state is not None else (None, None, None)
-    text = _ops.cyclic_flow_backends(
-        q, k, v, log_alpha, delta, beta, readout, initial_k=before[0], initial_v=before[1], initial_clock=before[2], **options
-    )
+    state = {"initial_k": before[0], "initial_v": before[1], "initial_clock": before[2]}
+    text = _call(_ops.cyclic_flow_backends, q, k, v, log_alpha, delta, beta, readout, **state, **options)
     return [BackendOffer(**offer) for offer in json.loads(text)]
 
 
@@ -186,7 +193,7 @@ def recurrence_backends(op: str, q, k, v, **options) -> list[BackendOffer]:
     """The same for a recurrence by its name, such as "scalar_gated_la"; its own arguments are passed by name."""
     if "log_gamma" in options:
         options["log_alpha"] = options.pop("log_gamma")
-    return [BackendOffer(**offer) for offer in json.loads(_ops.recurrence_backends(op, q, k, v, **options))]
+    return [BackendOffer(**offer) for offer in json.loads(_call(_ops.recurrence_backends, op, q, k, v, **options))]
 
 
 _SHAPES = {"H": "[H]", "BTH": "[B, T, H]", "BTHK": "[B, T, H, K]", "BTHV": "[B, T, H, V]"}
@@ -200,12 +207,10 @@ def _define_recurrence(entry):
     of_steps = "".join(f"\n        {a['name']}: {_SHAPES[a['shape']].replace('T, ', '')}." for a in own)
 
     def whole(*arguments, **options):
-        _refuse_transforms(name)
-        return op(*arguments, **options)
+        return _call(op, *arguments, **options)
 
     def one_token(*arguments, **options):
-        _refuse_transforms(name + "_step")
-        return step(*arguments, **options)
+        return _call(step, *arguments, **options)
 
     whole.__doc__ = f"""{entry["definition"]}, o_t = S_t^T (scale q_t), over whole sequences.
 

@@ -25,6 +25,7 @@ GROUPS = ("bench", "verify", "show", "demo")
 # Pattern of a command line, and what makes it shorter: (text to replace, by what) and words to append.
 SHORTER = [
     (r"bench decode", (r"(configs/)?cyfa-400m(\.json)?", "cyfa-bytes-2m"), "--repeats 1"),
+    (r"bench prefill", None, "--repeats 1"),
     (r"bench op", None, "--repeats 1"),
     (r"bench load", None, "--repeats 1"),
     (r"bench train", (r"--repeats 10", ""), "--repeats 1"),
@@ -186,6 +187,7 @@ class Mentions(CliTest):
             "verify model": run("verify", "model", vectors / "model_tiny", "--json"),
             "bench op": run("bench", "op", "--T", 16, "--H", 1, "--K", 16, "--V", 16, "--M", 16, "--repeats", 1, "--json"),
             "bench decode": run("bench", "decode", folder, "--B", 1, "--repeats", 1, "--json"),
+            "bench prefill": run("bench", "prefill", folder, "--T", 4, "--repeats", 1, "--json"),
             "bench train": run("bench", "train", "cyfa-bytes-2m", "--B", 1, "--T", 8, "--repeats", 1, "--json"),
             "bench load": run("bench", "load", folder, "--repeats", 1, "--json"),
             "bench state": run("bench", "state", folder, self.folder / "a.txt", "--json"),

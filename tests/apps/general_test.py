@@ -11,8 +11,8 @@ from harness import MODELS, ROOT, TINY, CliTest, run
 
 class General(CliTest):
     def test_help_and_version(self):
-        for command in ("", "doctor", "verify op", "verify model", "bench op", "bench decode", "bench train", "bench load", "bench state",
-                        "show clock", "show loss", "show curves", "models", "init", "generate", "prepare", "train", "demo recall"):
+        for command in ("", "doctor", "verify op", "verify model", "bench op", "bench decode", "bench prefill", "bench train", "bench load",
+                        "bench state", "show clock", "show loss", "show curves", "models", "init", "generate", "prepare", "train", "demo recall"):
             result = run(*command.split(), "--help")
             self.check(result, 0)
             self.assertIn("Usage:", result.stdout)
@@ -39,8 +39,8 @@ class General(CliTest):
     def test_shared_options_are_the_same_everywhere(self):
         """An option that several commands have has one help text; --dtype names what it is the type of."""
         texts = {}
-        for command in ("doctor", "verify op", "verify model", "bench op", "bench decode", "bench train", "bench load", "bench state",
-                        "models", "init", "generate", "prepare"):
+        for command in ("doctor", "verify op", "verify model", "bench op", "bench decode", "bench prefill", "bench train", "bench load",
+                        "bench state", "models", "init", "generate", "prepare"):
             help_text = run(*command.split(), "--help").stdout
             for option in ("--json", "--device", "--threads", "--repeats", "--dtype", "--engine"):
                 words = re.search(rf"^  {option} .*\n(?:      .*\n)*", help_text, re.MULTILINE)

@@ -6,6 +6,7 @@ Usage: package_test.py LIBRARY PYTHON, libcyfa_python.so and an interpreter with
 
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,17 @@ import unittest
 
 LIBRARY, PYTHON = sys.argv[1:3]
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "python/cyfa"
+
+# The help of each command, in one process: loading torch takes longer.
+HELPS = """
+import sys, cyfa.__main__
+for command in sys.argv[1:]:
+    sys.argv = ["cyfa", command, "--help"]
+    try:
+        cyfa.__main__.main()
+    except SystemExit as end:
+        assert end.code == 0, command
+"""
 
 
 class Package(unittest.TestCase):
@@ -38,6 +50,15 @@ class Package(unittest.TestCase):
     def test_the_program(self):
         self.assertIn("cyfa-400m", self.python("-m", "cyfa", "models").stdout)
         self.assertEqual(self.python("-m", "cyfa", "trian").returncode, 2)
+
+    def test_every_command_is_there(self):
+        listed = self.python("-m", "cyfa", "--help").stdout.split("Commands:")[1].split("Examples:")[0]
+        commands = re.findall(r"^  (\w+)  ", listed, re.MULTILINE)
+        self.assertIn("train", commands)
+        helps = self.python("-c", HELPS, *commands)
+        self.assertEqual(helps.returncode, 0, helps.stderr)
+        for command in commands:
+            self.assertIn(f"Usage: cyfa {command}", helps.stdout)
 
     def test_an_interrupted_training_is_saved_and_resumes(self):
         with tempfile.TemporaryDirectory() as name:

@@ -52,7 +52,27 @@ def make_wheel(folder):
     return wheel
 
 
+def has(module):
+    return subprocess.run([PYTHON, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
+
+
+@unittest.skipUnless(has("scikit_build_core"), "scikit-build-core is not installed (make test installs it)")
 class Wheel(unittest.TestCase):
+    def test_the_source_distribution_is_enough_to_configure_a_build_and_has_nothing_else(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            call(PYTHON, "-c", "import sys, scikit_build_core.build as b; b.build_sdist(sys.argv[1])", folder, folder=ROOT)
+            (archive,) = folder.glob("*.tar.gz")
+            shutil.unpack_archive(archive, folder)
+            source = folder / archive.name.removesuffix(".tar.gz")
+            files = {"CMakeLists.txt", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
+            folders = {"apps", "cmake", "configs", "cyfa", "python", "recipes"}
+            self.assertEqual({path.name for path in source.iterdir()}, files | folders)
+            self.assertEqual([path for path in source.rglob("*") if path.suffix in (".o", ".so", ".pyc", ".log")], [])
+            options = ["-DCYFA_TESTS=OFF", "-DCYFA_BENCH=OFF", "-DCYFA_CUDA=AUTO", f"-DPython_EXECUTABLE={PYTHON}"]
+            said = call("cmake", "-G", "Ninja", "-S", source, "-B", folder / "build", *options)
+            self.assertIn("kernels: for CPUs", said)  # only, or also for GPUs
+
     def test_in_a_fresh_environment(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
@@ -65,6 +85,11 @@ class Wheel(unittest.TestCase):
             (packages / "torch_of_the_build.pth").write_text(f"{pathlib.Path(torch).parent}\n")
             call(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel)
             self.assertIn("works", call(python, "-c", SMOKE, folder=folder))
+            # The entry point that transformers' Auto classes find the models by; it loads nothing.
+            entered = "import sys, torch; assert 'cyfa_autoload' in sys.modules and 'cyfa' not in sys.modules"
+            call(python, "-c", entered, folder=folder)
+            tasks = call(python, "-m", "cyfa.lm_eval", folder=folder).strip()
+            self.assertTrue((pathlib.Path(tasks) / "arc_easy.yaml").is_file())
             program = folder / "fresh/bin/cyfa"
             self.assertIn("cyfa-400m", call(program, "models", folder=folder))
             self.assertIn("torch", call(program, "doctor", folder=folder))

@@ -12,9 +12,10 @@ def blocks(document):
     return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/python.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/python.md", "docs/fla.md"])
 def test_examples_run(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").symlink_to(ROOT / "models")
     found = blocks(document)
     assert found
     session = {}

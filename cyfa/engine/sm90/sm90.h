@@ -11,7 +11,7 @@ namespace cyfa::fused {
 
 // Why the engine cannot run the model (empty if it can), and the engine itself: for decoding and for training.
 std::string step_refusal(const CausalLM& model, std::optional<at::ScalarType> compute);
-std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, std::optional<at::ScalarType> compute);
+std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, const StepOptions& options);
 
 std::string train_refusal(const CausalLM& model, std::optional<at::ScalarType> compute);
 std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, std::optional<at::ScalarType> compute, bool recompute);

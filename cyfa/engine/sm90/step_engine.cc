@@ -1,30 +1,23 @@
 // Decoding on Hopper. The weights are fused once, layer by layer, and the model's parameters become views of the fused matrices, so that
 // memory holds only one copy. A step takes one of three paths, depending on the batch size: small_batch.h, medium_batch.h, or matrix
-// products by cuBLAS with everything else fused.
+// products by cuBLAS with everything else fused. Whole sequences take that of prefill.h.
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
 
 #include <set>
 
 #include "cyfa/engine/sm90/medium_batch.h"
+#include "cyfa/engine/sm90/recorded_prefill.h"
 #include "cyfa/engine/sm90/sm90.h"
 #include "cyfa/engine/sm90/train_ops.h"
 #include "cyfa/mixers/call.h"
 #include "cyfa/ops/common/autocast.h"
+#include "cyfa/ops/common/check.h"
 #include "cyfa/ops/common/in_place.h"
+#include "cyfa/ops/common/sequences.h"
 
 namespace cyfa::fused {
 namespace {
-
-// A layer with its fused weights.
-struct StepLayer {
-  const Block* block = nullptr;
-  Weights w;
-  const CyclicFlowSpec* spec = nullptr;  // null if the mixer has no fused kernels; `refusal` says why
-  std::string refusal;
-  FlowStep flow;  // without the states
-  StepNorm mixer_norm, mlp_norm;
-  at::Tensor gate_and_up, down;
-};
 
 // Copies parameters into fused matrices and replaces the originals by views of them.
 class Fuser {
@@ -59,7 +52,7 @@ class Fuser {
 
 class Sm90Step final : public StepEngine {
  public:
-  explicit Sm90Step(CausalLM& model) : model_(model) {
+  Sm90Step(CausalLM& model, bool record) : model_(model) {
     const at::NoGradGuard no_grad;
     Fuser fuser(model);
     for (const CausalLM::Layer& layer : model.layers()) {
@@ -82,12 +75,18 @@ class Sm90Step final : public StepEngine {
     weights_ = fuser.weights();
     for (size_t i = 0; i < layers_.size(); ++i) finish(layers_[i], model.layers()[i]);
     c10::cuda::CUDACachingAllocator::emptyCache();  // frees the original matrices
+    prefill_.emplace(model, weights_, layers_);
+    if (record && prefill_->fused()) recorded_.emplace(model, *prefill_);
   }
 
   std::string name() const override { return "sm90"; }
   const CausalLM& model() const override { return model_; }
   const Weights& weights() const override { return weights_; }
-  std::vector<std::string> notes() const override { return {notes_.begin(), notes_.end()}; }
+  std::vector<std::string> notes() const override {
+    std::vector<std::string> all(notes_.begin(), notes_.end());
+    if (recorded_ && !recorded_->refusal().empty()) all.push_back("a prompt could not be recorded as a graph: " + recorded_->refusal());
+    return all;
+  }
 
   std::string path(int64_t sequences) const override {
     const at::Tensor x = at::empty({sequences, model_.config().backbone.hidden_size}, at::TensorOptions(at::kBFloat16).device(at::kMeta));
@@ -107,7 +106,47 @@ class Sm90Step final : public StepEngine {
     return large_step(x, state);
   }
 
+  LmOutput forward(const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens, const ModelState* initial) override {
+    const ops::WithoutAutocast plain_types;
+    const at::NoGradGuard no_grad;
+    ops::check::shape("model", "ids", ids, {{"B", -1}, {"T", -1}});
+    model_.check_ids(ids);
+    if (initial != nullptr) model_.check_state(*initial);
+    const int64_t B = ids.size(0), T = ids.size(1);
+    if (B * T == 0) return model_.forward(weights_, ids, cu_seqlens, initial);
+    const std::vector<int64_t> offsets = offsets_of(ids, cu_seqlens);
+    const auto N = static_cast<int64_t>(offsets.size()) - 1;
+    if (initial != nullptr && initial->sequences() != N) {
+      ops::check::fail("model",
+                       "the initial state has " + std::to_string(initial->sequences()) + " sequences, wanted " + std::to_string(N));
+    }
+    const c10::cuda::CUDAGuard guard(model_.device());
+    const bool fills_up = N == 1 && prefill_->fused();
+    const RowTables tables(offsets, fills_up ? (T + kFill - 1) / kFill * kFill : B * T);
+    const std::optional<ModelState> before = initial == nullptr ? std::nullopt : std::optional(prefill_->readable(*initial));
+    ModelState after = prefill_->empty_state(N);
+    const ModelState* start = before ? &*before : nullptr;
+    at::Tensor hidden;
+    if (!fills_up || !recorded_ || !recorded_->run(tables, ids, start, &hidden, &after)) {
+      const auto options = at::TensorOptions(model_.device());
+      const at::Tensor memory = at::empty({tables.bytes()}, options.dtype(at::kByte));
+      const at::Tensor rows = at::empty({tables.rows()}, options.dtype(at::kLong));
+      tables.copy_to(memory);
+      put_ids(ids, rows);
+      hidden = prefill_->run({tables, memory, rows, B, T, cu_seqlens, start}, after);
+    }
+    return {hidden.narrow(0, 0, B * T).view({B, T, -1}), std::move(after)};
+  }
+
  private:
+  static constexpr int64_t kFill = 128;  // a prompt is filled up to a multiple of this: a tile of the operator
+
+  static std::vector<int64_t> offsets_of(const at::Tensor& ids, const std::optional<at::Tensor>& cu_seqlens) {
+    if (!cu_seqlens) return ops::batch_offsets(ids.size(0), ids.size(1));
+    ops::check::borders("model", *cu_seqlens, ids.size(0), cu_seqlens->device());
+    return ops::check::sequence_offsets("model", *cu_seqlens, ids.size(1));
+  }
+
   double eps() const { return model_.config().backbone.norm_eps; }
   const at::Tensor& head() const { return weights_[model_.head_weight()]; }
   StepNorm final_norm() const { return {weights_[model_.norm_weight()], eps()}; }
@@ -250,6 +289,8 @@ class Sm90Step final : public StepEngine {
   CausalLM& model_;
   Weights weights_;
   std::vector<StepLayer> layers_;
+  std::optional<Prefill> prefill_;
+  std::optional<RecordedPrefill> recorded_;
   std::set<std::string> notes_;
 };
 
@@ -265,6 +306,8 @@ std::string step_refusal(const CausalLM& model, std::optional<at::ScalarType> co
   return columns_refusal("intermediate_size", model.config().intermediate_size);
 }
 
-std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, std::optional<at::ScalarType>) { return std::make_unique<Sm90Step>(model); }
+std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, const StepOptions& options) {
+  return std::make_unique<Sm90Step>(model, options.record);
+}
 
 }  // namespace cyfa::fused

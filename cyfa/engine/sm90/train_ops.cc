@@ -175,28 +175,36 @@ rowwise::GatesCuda gates_params(const FlowWeights& w, const at::Tensor& y) {
   return p;
 }
 
+// The rows of the projection are aligned to 128 bytes.
+at::Tensor rows_for(const ProjectionLayout& at, const at::Tensor& x) {
+  return at::empty({x.numel() / x.size(-1), row_stride(at)}, x.options()).narrow(1, 0, at.columns());
+}
+
+rowwise::ConvCuda conv_params(const FlowWeights& w, const at::Tensor& y, const at::Tensor& tasks) {
+  rowwise::ConvCuda p;
+  p.type = kType;
+  p.taps = w.conv[0].value.size(2);
+  p.x_stride = row_stride(w.layout);
+  p.task_count = tasks.size(0);
+  p.tasks = reinterpret_cast<const rowwise::ConvTask*>(tasks.const_data_ptr<int64_t>());
+  p.inputs = 3;
+  for (size_t i = 0; i < 3; ++i) {
+    p.input[i].width = widths(w.layout)[i];
+    p.input[i].x = column(y, first_columns(w.layout)[i]);
+    p.input[i].weight = floats(w.conv[i].value);
+    p.input[i].bias = floats(w.conv_bias[i].value);
+  }
+  return p;
+}
+
 class FlowFunction : public torch::autograd::Function<FlowFunction> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const FlowWeights& w, const std::vector<int64_t>& offsets) {
     const c10::cuda::CUDAGuard guard(x.device());
-    const ProjectionLayout& at = w.layout;
-    const at::Tensor y = rows_for(at, x);
-    at::Tensor to = y;
-    at::mm_out(to, as_rows(x), w.projection.value.t());
+    const auto [y, p] = project_rows(as_rows(x), w, ops::row_kernels::conv_tasks(offsets, x.device()));
     variable_list out;
-    for (const int64_t width : widths(at)) out.push_back(at::empty(shaped_as(x, width), x.options()));
-    for (int i = 0; i < 3; ++i) out.push_back(at::empty(shaped_as(x, at.heads), x.options().dtype(at::kFloat)));
-    const at::Tensor tasks = ops::row_kernels::conv_tasks(offsets, x.device());
-    rowwise::ConvCuda conv = conv_params(w, y, tasks);
-    for (size_t i = 0; i < 3; ++i) conv.input[i].y = out[i].mutable_data_ptr();
-    C10_CUDA_CHECK(rowwise::conv_cuda(conv, stream()));
-    rowwise::GatesCuda gates = gates_params(w, y);
-    gates.log_alpha = out[3].data_ptr<float>();
-    gates.beta = out[4].data_ptr<float>();
-    gates.delta = out[5].data_ptr<float>();
-    C10_CUDA_CHECK(rowwise::gates_cuda(gates, stream()));
-    const at::Tensor low = y.narrow(1, at.gate(), at.rank);
-    out.push_back(at::addmm(w.gate_bias.to(y.scalar_type()), low, w.gate_second.value.t()).view(shaped_as(x, w.gate_second.value.size(0))));
+    for (const at::Tensor& part : {p.q, p.k, p.v, p.log_alpha, p.beta, p.delta, p.gate})
+      out.push_back(part.view(shaped_as(x, part.size(1))));
     ctx->save_for_backward({x, y});
     ctx->saved_data["offsets"] = offsets;
     keep(ctx, w);
@@ -258,29 +266,6 @@ class FlowFunction : public torch::autograd::Function<FlowFunction> {
     const at::Tensor grad_x = at::mm(grad_y.narrow(1, 0, felt), w.projection.value.narrow(0, 0, felt)).view(x.sizes());
     return {grad_x, at::Tensor(), at::Tensor()};
   }
-
- private:
-  // The rows of the projection are aligned to 128 bytes.
-  static at::Tensor rows_for(const ProjectionLayout& at, const at::Tensor& x) {
-    return at::empty({x.numel() / x.size(-1), row_stride(at)}, x.options()).narrow(1, 0, at.columns());
-  }
-
-  static rowwise::ConvCuda conv_params(const FlowWeights& w, const at::Tensor& y, const at::Tensor& tasks) {
-    rowwise::ConvCuda p;
-    p.type = kType;
-    p.taps = w.conv[0].value.size(2);
-    p.x_stride = row_stride(w.layout);
-    p.task_count = tasks.size(0);
-    p.tasks = reinterpret_cast<const rowwise::ConvTask*>(tasks.const_data_ptr<int64_t>());
-    p.inputs = 3;
-    for (size_t i = 0; i < 3; ++i) {
-      p.input[i].width = widths(w.layout)[i];
-      p.input[i].x = column(y, first_columns(w.layout)[i]);
-      p.input[i].weight = floats(w.conv[i].value);
-      p.input[i].bias = floats(w.conv_bias[i].value);
-    }
-    return p;
-  }
 };
 
 // Logits per chunk (512 MB): large enough that each matrix product fills the GPU.
@@ -338,6 +323,47 @@ AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& plus, const Accumu
 
 at::Tensor gated_rms_norm(const at::Tensor& x, const Accumulated& weight, double eps, const at::Tensor& gate, const at::Tensor& bias_grad) {
   return GatedNorm::apply(x, gate, weight, eps, bias_grad);
+}
+
+FlowRows project_rows(const at::Tensor& x, const FlowWeights& w, const at::Tensor& tasks, const std::array<at::Tensor, 3>& before) {
+  const ProjectionLayout& at = w.layout;
+  const int64_t rows = x.size(0);
+  const auto single = x.options().dtype(at::kFloat);
+  FlowRows out{rows_for(at, x), {}};
+  at::Tensor to = out.y;
+  at::mm_out(to, x, w.projection.value.t());
+  FlowProjections& p = out.p;
+  rowwise::ConvCuda conv = conv_params(w, out.y, tasks);
+  at::Tensor* const convolved[3] = {&p.q, &p.k, &p.v};
+  for (size_t i = 0; i < 3; ++i) {
+    *convolved[i] = at::empty({rows, widths(at)[i]}, x.options());
+    conv.input[i].y = convolved[i]->mutable_data_ptr();
+    if (before[i].defined()) conv.input[i].before = before[i].const_data_ptr();
+  }
+  C10_CUDA_CHECK(rowwise::conv_cuda(conv, stream()));
+  for (at::Tensor* gate : {&p.log_alpha, &p.beta, &p.delta}) *gate = at::empty({rows, at.heads}, single);
+  rowwise::GatesCuda gates = gates_params(w, out.y);
+  gates.log_alpha = p.log_alpha.data_ptr<float>();
+  gates.beta = p.beta.data_ptr<float>();
+  gates.delta = p.delta.data_ptr<float>();
+  C10_CUDA_CHECK(rowwise::gates_cuda(gates, stream()));
+  p.gate = at::addmm(w.gate_bias.to(x.scalar_type()), out.y.narrow(1, at.gate(), at.rank), w.gate_second.value.t());
+  return out;
+}
+
+void conv_tails(const at::Tensor& y, const FlowWeights& w, const int64_t* borders, const std::array<at::Tensor, 3>& before,
+                const std::array<at::Tensor, 3>& tails) {
+  rowwise::ConvTailsCuda p;
+  p.type = kType;
+  p.sequences = tails[0].size(0);
+  p.taps = w.conv[0].value.size(2);
+  p.x_stride = y.stride(0);
+  p.borders = borders;
+  p.inputs = 3;
+  for (size_t i = 0; i < 3; ++i) {
+    p.input[i] = {widths(w.layout)[i], column(y, first_columns(w.layout)[i]), floats(before[i]), tails[i].data_ptr<float>()};
+  }
+  C10_CUDA_CHECK(rowwise::conv_tails_cuda(p, stream()));
 }
 
 FlowProjections flow_projections(const at::Tensor& x, const FlowWeights& w, const std::optional<at::Tensor>& cu_seqlens) {

@@ -31,6 +31,17 @@ struct FlowProjections {
   at::Tensor gate;                    // [B, T, H V]
 };
 FlowProjections flow_projections(const at::Tensor& x, const FlowWeights& w, const std::optional<at::Tensor>& cu_seqlens);
+// The same without autograd, on the rows x [R, D] of all sequences: results [R, ...]. `tasks` is conv_tasks() of the sequences; `before`,
+// if defined, are the rows before each sequence in bf16, [N, taps - 1, width].
+struct FlowRows {
+  at::Tensor y;  // the fused projection
+  FlowProjections p;
+};
+FlowRows project_rows(const at::Tensor& x, const FlowWeights& w, const at::Tensor& tasks, const std::array<at::Tensor, 3>& before = {});
+// The states that the convolutions of y leave for decode steps, fp32 [N, taps - 1, width]. `borders` [N + 1] is on the device; `before`, if
+// defined, are the states before.
+void conv_tails(const at::Tensor& y, const FlowWeights& w, const int64_t* borders, const std::array<at::Tensor, 3>& before,
+                const std::array<at::Tensor, 3>& tails);
 // The same for a decode step, x [B, D], without autograd: results [B, ...]. Updates the states of the convolutions, `tails`
 // [B, taps - 1, width] in fp32.
 FlowProjections flow_projections_step(const at::Tensor& x, const FlowWeights& w, const std::array<at::Tensor, 3>& tails);

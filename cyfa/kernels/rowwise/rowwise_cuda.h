@@ -150,6 +150,24 @@ struct ConvStepCuda {
 bool conv_step_cuda_takes(int64_t batch);
 cudaError_t conv_step_cuda(const ConvStepCuda& p, cudaStream_t stream);
 
+// The last taps - 1 rows of each sequence, from which a decode step continues the convolution. Rows before a sequence's first token come
+// from `before`.
+struct ConvTail {
+  int64_t width = 0;
+  const void* x = nullptr;        // [tokens, width], row stride ConvTailsCuda::x_stride
+  const float* before = nullptr;  // [sequences, taps - 1, width], oldest first; null: zeros
+  float* to = nullptr;            // the same
+};
+// Arguments of conv_tails_cuda.
+struct ConvTailsCuda {
+  RowType type = RowType::kFloat32;  // of x
+  int64_t sequences = 0, taps = 0, x_stride = 0;
+  const int64_t* borders = nullptr;  // [sequences + 1], in device memory: sequence n is rows borders[n] .. borders[n + 1] - 1
+  int inputs = 1;
+  ConvTail input[ConvCuda::kInputs];
+};
+cudaError_t conv_tails_cuda(const ConvTailsCuda& p, cudaStream_t stream);
+
 // Gates of a mixer with a forget gate and a clock: log_alpha = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b + b_bias), delta =
 // sigmoid(d + d_bias). a, b and d are adjacent groups of `heads` columns in the rows of x.
 constexpr int64_t kGateParts = 128;     // parts of a bias gradient's sum, as for kNormParts

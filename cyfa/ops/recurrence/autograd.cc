@@ -55,7 +55,7 @@ TensorVector forward_kernel(string_view op, const Tensor& q, const Tensor& k, co
   const Recurrence& r = recurrence_of(text(op));
   const RecurrenceInputs in{q, k, v, log_alpha, beta, initial_state, cu_seqlens};
   const WithoutAutocast plain_types;
-  check_recurrence(r, in);
+  check_recurrence(r, in, /*shared_keys=*/true);
   if (log_alpha) check::log_alpha(r.op, *log_alpha);
   return pack(accepting_backend(r, backend, in).forward(r, in, settings_of(r, scale, size)));
 }
@@ -65,7 +65,7 @@ TensorVector forward_meta(string_view op, const Tensor& q, const Tensor& k, cons
                           at::IntArrayRef size, string_view backend) {
   const Recurrence& r = recurrence_of(text(op));
   const RecurrenceInputs in{q, k, v, log_alpha, beta, initial_state, cu_seqlens};
-  const RecurrenceSizes s = check_recurrence(r, in);
+  const RecurrenceSizes s = check_recurrence(r, in, /*shared_keys=*/true);
   return pack(empty_forward(in, s, backend_of(r, backend).empty_saved(in.q.options(), s, settings_of(r, scale, size))));
 }
 
@@ -82,7 +82,7 @@ BackwardResult backward_kernel(string_view op, const Tensor& q, const Tensor& k,
   const Recurrence& r = recurrence_of(text(op));
   const RecurrenceInputs in{q, k, v, log_alpha, beta, initial_state, cu_seqlens};
   const WithoutAutocast plain_types;
-  const RecurrenceSizes s = check_recurrence(r, in);
+  const RecurrenceSizes s = check_recurrence(r, in, /*shared_keys=*/true);
   const RecurrenceSettings settings = settings_of(r, scale, size);
   const RecurrenceBackend& by = accepting_backend(r, backend, in);
   const auto nowhere = q.options().device(at::kMeta);
@@ -97,7 +97,7 @@ BackwardResult backward_meta(string_view op, const Tensor& q, const Tensor& k, c
                              const OptionalTensor& beta, const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
                              at::TensorList, const OptionalTensor&, const OptionalTensor&, double, at::IntArrayRef, string_view) {
   const RecurrenceInputs in{q, k, v, log_alpha, beta, initial_state, cu_seqlens};
-  return results(empty_gradients(in, check_recurrence(recurrence_of(text(op)), in)));
+  return results(empty_gradients(in, check_recurrence(recurrence_of(text(op)), in, /*shared_keys=*/true)));
 }
 
 class RecurrenceFunction : public torch::autograd::Function<RecurrenceFunction> {

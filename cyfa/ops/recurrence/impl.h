@@ -24,8 +24,9 @@ struct RecurrenceSettings {
 // and check_recurrence reports the error.
 void expand_fixed_gate(const Recurrence& r, RecurrenceInputs& in, int64_t rank);
 
-// Checks everything that can be checked without reading data, for inputs with an expanded gate.
-RecurrenceSizes check_recurrence(const Recurrence& r, const RecurrenceInputs& in);
+// Checks everything that can be checked without reading data, for inputs with an expanded gate. With `shared_keys`, the heads of v may be a
+// multiple of those of q and k.
+RecurrenceSizes check_recurrence(const Recurrence& r, const RecurrenceInputs& in, bool shared_keys = false);
 RecurrenceSizes recurrence_sizes(const RecurrenceInputs& in);  // requires checked inputs
 std::vector<int64_t> recurrence_offsets(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSizes& s);
 
@@ -43,6 +44,9 @@ struct RecurrenceGradients {
 // Uninitialised results; `saved` comes from the backend.
 RecurrenceForward empty_forward(const RecurrenceInputs& in, const RecurrenceSizes& s, std::vector<at::Tensor> saved);
 RecurrenceGradients empty_gradients(const RecurrenceInputs& in, const RecurrenceSizes& s);
+
+// Why a backend that has keys for every head refuses these inputs; empty if it does not.
+std::string shared_keys_refusal(const RecurrenceInputs& in);
 
 // Chunk-wise form on ATen, for any device and type. Its step is a kernel on a CPU and a few ATen calls elsewhere.
 RecurrenceBackend recurrence_portable();

@@ -135,7 +135,7 @@ RecurrenceGradients backward_by_segments(const Recurrence& r, const SegmentPass&
 
 namespace {
 
-std::string take_all(const Recurrence&, const RecurrenceInputs&) { return ""; }
+std::string refusal(const Recurrence&, const RecurrenceInputs& in) { return shared_keys_refusal(in); }
 
 RecurrenceForward forward(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings) {
   return forward_by_segments(r, *r.pass, in, settings);
@@ -148,6 +148,6 @@ RecurrenceGradients backward(const Recurrence& r, const RecurrenceInputs& in, co
 
 }  // namespace
 
-RecurrenceBackend recurrence_portable() { return {Backend::kPortable, take_all, forward, backward, empty_segment_states, portable_step}; }
+RecurrenceBackend recurrence_portable() { return {Backend::kPortable, refusal, forward, backward, empty_segment_states, portable_step}; }
 
 }  // namespace cyfa::ops

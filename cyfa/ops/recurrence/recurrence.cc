@@ -114,7 +114,7 @@ RecurrenceSizes recurrence_sizes(const RecurrenceInputs& in) {
   RecurrenceSizes s{};
   s.B = in.q.size(0);
   s.T = in.q.size(1);
-  s.H = in.q.size(2);
+  s.H = in.v.size(2);
   s.K = in.q.size(3);
   s.V = in.v.size(3);
   s.packed = in.cu_seqlens.has_value();
@@ -123,10 +123,16 @@ RecurrenceSizes recurrence_sizes(const RecurrenceInputs& in) {
   return s;
 }
 
-RecurrenceSizes check_recurrence(const Recurrence& r, const RecurrenceInputs& in) {
+std::string shared_keys_refusal(const RecurrenceInputs& in) {
+  return in.q.size(-2) == in.v.size(-2) ? "" : "heads share keys, which this backend does not do";
+}
+
+RecurrenceSizes check_recurrence(const Recurrence& r, const RecurrenceInputs& in, bool shared_keys) {
   check::shape(r.op, "q", in.q, {{"B", -1}, {"T", -1}, {"H", -1}, {"K", -1}});
   check::shape(r.op, "k", in.k, {{"B", in.q.size(0)}, {"T", in.q.size(1)}, {"H", in.q.size(2)}, {"K", in.q.size(3)}});
-  check::shape(r.op, "v", in.v, {{"B", in.q.size(0)}, {"T", in.q.size(1)}, {"H", in.q.size(2)}, {"V", -1}});
+  const bool multiple = shared_keys && in.v.defined() && in.v.dim() == 4 && in.q.size(2) > 0 && in.v.size(2) % in.q.size(2) == 0;
+  const int64_t heads = multiple ? in.v.size(2) : in.q.size(2);
+  check::shape(r.op, "v", in.v, {{"B", in.q.size(0)}, {"T", in.q.size(1)}, {"H", heads}, {"V", -1}});
   if (in.cu_seqlens && !in.cu_seqlens->defined()) check::borders(r.op, *in.cu_seqlens, in.q.size(0), in.q.device());
   const RecurrenceSizes s = recurrence_sizes(in);
   check::widths(r.op, s.H, s.K, s.V);
@@ -165,7 +171,17 @@ RecurrenceGradients empty_gradients(const RecurrenceInputs& in, const Recurrence
 RecurrenceOutput run_recurrence(const Recurrence& r, RecurrenceInputs in, const RecurrenceOptions& options) {
   const WithoutAutocast plain_types;
   expand_fixed_gate(r, in, 4);
-  const RecurrenceSizes s = check_recurrence(r, in);
+  const RecurrenceSizes s = check_recurrence(r, in, options.shared_keys);
+  if (in.q.size(2) != s.H) {
+    const std::vector<BackendOffer> offers = offers_of(r, in);
+    const bool shares = std::any_of(offers.begin(), offers.end(), [&](const BackendOffer& offer) {
+      return offer.refusal.empty() && (options.backend == Backend::kAuto || options.backend == offer.backend);
+    });
+    if (!shares) {
+      in.q = in.q.repeat_interleave(s.H / in.q.size(2), 2);
+      in.k = in.k.repeat_interleave(s.H / in.k.size(2), 2);
+    }
+  }
   RecurrenceSettings settings;
   settings.scale = scale_of(r.op, options, in.q);
   const Backend backend = choose_backend(r.op, options.backend, offers_of(r, in));

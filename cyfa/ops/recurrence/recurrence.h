@@ -23,6 +23,9 @@ struct RecurrenceOptions {
   std::optional<double> scale = {};  // default: K^-0.5
   int64_t chunk = 0;                 // tokens per chunk (portable); 0 for the tuned default
   int64_t segment_chunks = 0;        // chunks between the states that forward saves for backward (portable); 0 for the tuned default
+  // From C++: q and k may have fewer heads than v, G of H. Head h then reads and writes by those of head h / (H / G). Where no backend
+  // shares them, they are repeated.
+  bool shared_keys = false;
 };
 
 // The results of a call.

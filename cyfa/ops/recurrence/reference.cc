@@ -33,7 +33,7 @@ void fill(const Tensor& to, const std::vector<double>& from) {
   if (to.defined()) to.copy_(at::tensor(from, at::kDouble).view(to.sizes()));
 }
 
-std::string take_all(const Recurrence&, const RecurrenceInputs&) { return ""; }
+std::string refusal(const Recurrence&, const RecurrenceInputs& in) { return shared_keys_refusal(in); }
 
 std::vector<Tensor> save_nothing(const at::TensorOptions&, const RecurrenceSizes&, const RecurrenceSettings&) { return {}; }
 
@@ -64,6 +64,6 @@ RecurrenceGradients backward(const Recurrence& r, const RecurrenceInputs& in, co
 
 }  // namespace
 
-RecurrenceBackend recurrence_reference() { return {Backend::kReference, take_all, forward, backward, save_nothing, nullptr}; }
+RecurrenceBackend recurrence_reference() { return {Backend::kReference, refusal, forward, backward, save_nothing, nullptr}; }
 
 }  // namespace cyfa::ops

@@ -12,6 +12,7 @@
 #include "cyfa/ops/recurrence/key_decay.h"
 #include "cyfa/ops/recurrence/passes.h"
 #include "cyfa/ops/recurrence/sm90_row_gates.h"
+#include "cyfa/ops/recurrence/sm90_scalar.h"
 
 namespace cyfa::ops {
 namespace {
@@ -276,12 +277,13 @@ RecurrenceSettings settings_of(const RecurrenceSizes& s, const RecurrenceSetting
   return settings;
 }
 
-std::string refusal(const Recurrence&, const RecurrenceInputs& in) {
+std::string refusal(const Recurrence& r, const RecurrenceInputs& in) {
   if (!in.q.is_cuda()) return "q is on " + in.q.device().str() + ", the kernels run on CUDA";
   int major = 0;
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, in.q.get_device()));
   if (major != 9) return "the GPU has compute capability " + std::to_string(major) + ".x, the kernels are for Hopper (9.0)";
   if (in.q.scalar_type() != at::kBFloat16) return "q is not bf16";
+  if (in.q.size(-2) != in.v.size(-2)) return scalar_chunks_refusal(r, in);
   const char* reason = recurrence::walk_refusal(in.q.size(-1), in.v.size(-1));
   return reason != nullptr ? reason : "";
 }
@@ -292,13 +294,16 @@ std::vector<Tensor> empty_saved(const at::TensorOptions& q, const RecurrenceSize
 
 RecurrenceForward forward(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings) {
   const c10::cuda::CUDAGuard guard(in.q.device());
-  return forward_by_segments(r, pass_of(r), in, settings_of(recurrence_sizes(in), settings));
+  const RecurrenceSettings own = settings_of(recurrence_sizes(in), settings);
+  return scalar_chunks_refusal(r, in).empty() ? scalar_chunks_forward(r, in, own) : forward_by_segments(r, pass_of(r), in, own);
 }
 
 RecurrenceGradients backward(const Recurrence& r, const RecurrenceInputs& in, const RecurrenceSettings& settings, at::TensorList saved,
                              const Tensor& grad_o, const Tensor& grad_final) {
   const c10::cuda::CUDAGuard guard(in.q.device());
-  return backward_by_segments(r, pass_of(r), in, settings_of(recurrence_sizes(in), settings), saved, grad_o, grad_final);
+  const RecurrenceSettings own = settings_of(recurrence_sizes(in), settings);
+  if (scalar_chunks_refusal(r, in).empty()) return scalar_chunks_backward(r, in, own, saved, grad_o, grad_final);
+  return backward_by_segments(r, pass_of(r), in, own, saved, grad_o, grad_final);
 }
 
 }  // namespace

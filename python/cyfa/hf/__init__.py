@@ -1,4 +1,4 @@
-"""Models for Hugging Face transformers (5.22 or later): one config, one model and one cache class for every model type.
+"""Models for Hugging Face transformers (5.17 or later, below 6): one config, one model and one cache class for every model type.
 
     import cyfa.hf                                                     # registers the model types that transformers has not itself
     from transformers import AutoModelForCausalLM
@@ -6,11 +6,16 @@
     model = cyfa.hf.CyfaForCausalLM.from_pretrained(folder)            # every type: llama, mistral and mamba2 too
 
     cyfa.hf.CyfaTrainer             transformers' Trainer, with weight decay as the models' tables say
+    cyfa.hf.CyfaTokenizer           of folders with tokenizer.model; AutoTokenizer takes it for them (needs the package sentencepiece)
     cyfa.hf.byte_tokenizer()        the program's tokenizer "bytes"
-    cyfa.hf.lm_eval_main()          the command cyfa-eval: lm-evaluation-harness with these models
+
+In an environment where the package is installed the Auto classes find these types without an import (cyfa_autoload.py), so that
+`lm_eval --model hf` takes their folders.
 """
 
-from transformers import AutoConfig, AutoModelForCausalLM
+import importlib.util
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from cyfa import nn
@@ -19,19 +24,25 @@ from cyfa.hf.config import CyfaConfig
 from cyfa.hf.model import CyfaForCausalLM
 from cyfa.hf.tokenizer import byte_tokenizer
 
-__all__ = ["CyfaCache", "CyfaConfig", "CyfaForCausalLM", "CyfaTrainer", "byte_tokenizer", "lm_eval_main"]
+CyfaTokenizer = None
+if importlib.util.find_spec("sentencepiece"):
+    from cyfa.hf.tokenizer_model import CyfaTokenizer
+
+__all__ = ["CyfaCache", "CyfaConfig", "CyfaForCausalLM", "CyfaTokenizer", "CyfaTrainer", "byte_tokenizer"]
 
 
 def _register(model_type: str, config, model) -> None:
     AutoConfig.register(model_type, config, exist_ok=True)
     AutoModelForCausalLM.register(config, model, exist_ok=True)
+    if CyfaTokenizer:
+        AutoTokenizer.register(config, tokenizer_class=CyfaTokenizer, exist_ok=True)
 
 
 def _register_types() -> None:
     """A config and a model class for each type that transformers does not have, under the names of its architecture."""
     _register(CyfaConfig.model_type, CyfaConfig, CyfaForCausalLM)
     for kind in nn.model_types():
-        if kind["model_type"] in CONFIG_MAPPING._mapping:
+        if kind["model_type"] in CONFIG_MAPPING._mapping:  # transformers' own
             continue
         name = kind["architecture"].removesuffix("ForCausalLM") + "Config"
         config = type(name, (CyfaConfig,), {"model_type": kind["model_type"], "__module__": __name__, "__doc__": kind["about"]})
@@ -48,10 +59,6 @@ def __getattr__(name: str):
         from cyfa.hf.trainer import CyfaTrainer
 
         return CyfaTrainer
-    if name == "lm_eval_main":  # needs the package lm-eval
-        from cyfa.hf.evaluate import lm_eval_main
-
-        return lm_eval_main
     raise AttributeError(f"module {__name__} has no attribute {name}")
 
 

@@ -21,6 +21,7 @@ class KeptEngine:
         self._looked = False  # whether this generate() has compared the weights
 
     def clear(self) -> None:
+        """Lets the engine go; of() prepares another."""
         self._engine: Optional[StepEngine] = None
         self._seen = None
 

@@ -66,6 +66,7 @@ class CyfaForCausalLM(nn.LanguageModel, PreTrainedModel, GenerationMixin):
         return self.embeddings
 
     def get_output_embeddings(self):
+        """The head, or the embedding if it is tied to it."""
         return self.embeddings if self.tied_head else getattr(self, self.layout["head"])
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
@@ -136,7 +137,9 @@ class CyfaForCausalLM(nn.LanguageModel, PreTrainedModel, GenerationMixin):
         y, loss = hidden[-1], None
         if labels is None:
             y = y[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]
-        logits = self.logits(y)
+        # As in _run(): each row is to equal the row alone.
+        apart = mask is not None and x.device.type == "cpu"
+        logits = torch.cat([self.logits(row) for row in y.split(1)]) if apart else self.logits(y)
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         output = CausalLMOutputWithPast(
