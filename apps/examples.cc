@@ -36,7 +36,7 @@ constexpr Example kExamples[] = {
     {"verify model", "tests/vectors/model_tiny --all --dtype fp64", "every gradient, in double precision"},
 
     {"plan", "cyfa-400m", "the paper's smallest run on one node of eight GPUs"},
-    {"plan", "cyfa-1.4b --gpus 64 --context 1000000 --batch-tokens 8e6", "long sequences, cut over GPUs"},
+    {"plan", "cyfa-1.4b --gpus 64 --context 1000000 --batch-tokens 8000000", "long sequences, cut over GPUs"},
 
     {"bench op", "", "forward and backward of one layer of the 400M model"},
     {"bench op", "--op step --B 64", "one decode step of 64 sequences"},

@@ -390,7 +390,8 @@ int run_train(const Options& options) {
   } catch (const GroupError& e) {
     const std::string cause = all->report(e.what(), false);
     throw std::runtime_error(name + (cause.empty() ? "" : cause + "; ") + e.what());
-  } catch (const TrainingError& e) {  // the same on all ranks
+  } catch (const TrainingError& e) {  // the same on all ranks, unless sequences are cut over them
+    all->report(e.what(), true);
     if (all->rank > 0) return kBadInput;
     throw;
   } catch (const std::exception& e) {

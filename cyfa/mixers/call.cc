@@ -173,7 +173,7 @@ at::Tensor Call::recurrence(const char* op, size_t part, ops::RecurrenceInputs i
   if (const SequenceCut* cut = w_.cut()) {
     if (r.delta || (r.gate != ops::Gate::kNone && r.gate != ops::Gate::kScalar)) refuse_cut(std::string("the recurrence ") + op);
     at::Tensor gate = in.log_alpha.value_or(at::Tensor());
-    if (gate.defined() && gate.dim() == 1) gate = gate.expand(in.k.sizes().slice(0, 3));  // a fixed gate [H]
+    if (gate.defined() && gate.dim() == 1) gate = gate.expand(in.v.sizes().slice(0, 3));  // a fixed gate [H]
     in.initial_state = recurrence_before(*cut, in.k, in.v, gate, lengths().size(0));
   }
   in.cu_seqlens = cu_seqlens_;

@@ -149,7 +149,9 @@ CutBatch cut_batch(const Group& group, const at::Tensor& inputs, const at::Tenso
 at::Tensor recurrence_before(const SequenceCut& cut, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_alpha,
                              int64_t sequences) {
   const at::ScalarType type = at::promote_types(k.scalar_type(), at::kFloat);
-  const at::Tensor keys = last_sequence(cut, k).to(type), values = last_sequence(cut, v).to(type);  // [T, H, .]
+  const at::Tensor values = last_sequence(cut, v).to(type);  // [T, H, V]
+  const int64_t each = v.size(2) / k.size(2);                // heads that share a key
+  const at::Tensor own_keys = last_sequence(cut, k).to(type), keys = each > 1 ? own_keys.repeat_interleave(each, 1) : own_keys;
   const at::Tensor gates = log_alpha.defined() ? last_sequence(cut, log_alpha).to(at::kDouble)
                                                : at::zeros(keys.sizes().slice(0, 2), keys.options().dtype(at::kDouble));
   const at::Tensor faded = keys * decay_to_end(gates).to(type).unsqueeze(-1);

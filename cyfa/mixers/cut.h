@@ -48,7 +48,8 @@ CutBatch cut_batch(const Group& group, const at::Tensor& inputs, const at::Tenso
 // The rest is for Call. All are differentiable.
 
 // State S [N, H, K, V] at the start of each local sequence, for S_t = exp(log_alpha_t) S_{t-1} + k_t v_t^T: what the ranks before leave for
-// the first, zeros for the others. k [1, T, H, K], v [1, T, H, V], log_alpha [1, T, H] or undefined (no gate), T at least 1.
+// the first, zeros for the others. k [1, T, H, K] or with a divisor of H heads, v [1, T, H, V], log_alpha [1, T, H] or undefined (no gate),
+// T at least 1.
 at::Tensor recurrence_before(const SequenceCut& cut, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_alpha,
                              int64_t sequences);
 

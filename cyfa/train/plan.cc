@@ -125,13 +125,10 @@ class Planner {
     l.computing = (l.recompute ? 4 : 3) * m_.flops_per_token * r_.step_tokens / N / (r_.share * machine_.peak);
     const double calls = machine_.latency * layers;
     if (l.way == "DP") {
-      const double t = N > 1 ? 2 * transfer(4 * P, N) + calls : 0;
-      l.exchanging = t;
-      l.exposed = std::max(0.05 * t, t - l.computing * 2 / 3 / k);
+      // Nothing is hidden: the sm90 engine writes gradients itself, and they are summed after backward.
+      l.exchanging = l.exposed = N > 1 ? 2 * transfer(4 * P, N) + calls : 0;
     } else if (l.way == "ZeRO-1") {
-      const double scatter = N > 1 ? transfer(4 * P, N) + calls : 0, gather = N > 1 ? transfer(4 * P, N) + calls : 0;
-      l.exchanging = scatter + gather;  // the gather is not hidden
-      l.exposed = std::max(0.05 * scatter, scatter - l.computing * 2 / 3 / k) + gather;
+      l.exchanging = l.exposed = N > 1 ? 2 * transfer(4 * P, N) + 2 * calls : 0;
     } else {
       const double gathers = k * (2 * transfer(2 * P, shards) + transfer(4 * P, shards) + 3 * calls);
       const double between = N > shards ? 2 * 4 * P / shards * ring(N / shards) / machine_.network_bandwidth + calls : 0;

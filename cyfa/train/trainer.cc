@@ -182,7 +182,8 @@ double Trainer::one_step(double* norm) {
   const std::vector<double> divisor = divisors(parts);
   exchange_.receive_parameters();
   Stretch computing(group_.alone() ? at::Device(at::kCPU) : model_.device());
-  engine_->begin_step(mixed_seed(recipe_.seed, static_cast<uint64_t>(step_)));
+  const uint64_t noise = mixed_seed(recipe_.seed, static_cast<uint64_t>(step_));
+  engine_->begin_step(group_.leads() ? noise : mixed_seed(noise, static_cast<uint64_t>(group_.rank())));
   for (size_t part = 0; part < parts.size(); ++part) {
     try {
       const TrainBatch batch = on_device(std::move(parts[part]));
@@ -193,8 +194,10 @@ double Trainer::one_step(double* norm) {
       const at::Tensor number = loss.detach().to(at::kDouble);
       losses = losses.defined() ? losses + number : number;
     } catch (const ops::ArgumentError& e) {  // a gate is NaN: training has diverged
-      if (group_.alone()) fail(e.what());
-      trouble = e.what();  // The other ranks wait for this one's gradients: give them a loss that all of them refuse.
+      // The other ranks wait for this one's gradients: give them a loss that all of them refuse. If they wait in the middle of a sequence
+      // that is cut, they cannot be helped: this rank ends, and they name it.
+      if (group_.alone() || !context_.alone()) fail(e.what());
+      trouble = e.what();
       losses = at::full({}, std::numeric_limits<double>::quiet_NaN(), at::TensorOptions(model_.device()).dtype(at::kDouble));
       break;
     }
