@@ -251,4 +251,5 @@ def test_generated_texts_are_transformers(judged, tmp_path):
     ids = judge.tokenizer.encode(passage, add_special_tokens=False)[-(LENGTH - 48) :]
     made = judge.model.generate(torch.tensor([ids]), max_new_tokens=48, do_sample=False, pad_token_id=0)[0, len(ids) :].tolist()
     text = judge.tokenizer.decode(made, skip_special_tokens=True).split("\n")[0]
-    assert sample.get("texts", [""])[0] == re.sub(r"\ufffd+", "\ufffd", text)
+    made_by_cyfa = sample.get("texts", [""])[0]
+    assert [re.sub("\ufffd+", "\ufffd", t) for t in (made_by_cyfa, text)] == [re.sub("\ufffd+", "\ufffd", text)] * 2
