@@ -60,10 +60,8 @@ TEST_F(Tasks, ArcInBothFormats) {
 }
 
 TEST_F(Tasks, HellaSwagIsCleaned) {
-  write(
-      "hellaswag.jsonl",
-      R"({"activity_label": "Roof", "ctx_a": "[header] How to", "ctx_b": "dO It [title] now", )"
-      R"("endings": ["[step] a   b", "c [title] d"], "label": "1"})");
+  write("hellaswag.jsonl", R"({"activity_label": "Roof", "ctx_a": "[header] How to", "ctx_b": "dO It [title] now",)"
+                           R"( "endings": ["[step] a   b", "c [title] d"], "label": "1"})");
   const auto task = load("hellaswag");
   const std::vector<Request> r = task->requests(0);
   EXPECT_EQ(r[0].context, "Roof: How to Do it. now");

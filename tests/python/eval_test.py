@@ -132,7 +132,8 @@ def harness(judge, rows, limit, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     tasks = [name for name in TASKS if name in rows]
     found = lm_eval.simple_evaluate(judge, tasks=tasks, limit=limit)
-    figures = {(task, key.removesuffix(",none")): value for task in tasks for key, value in found["results"][task].items() if ",none" in key}
+    results = found["results"]
+    figures = {(task, key.removesuffix(",none")): value for task in tasks for key, value in results[task].items() if ",none" in key}
     return figures, found["samples"]
 
 
