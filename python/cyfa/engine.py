@@ -41,7 +41,7 @@ class TrainEngine:
         self._engine = torch.classes.cyfa.TrainEngine(
             model.config_text, model.table_parameters(), _type_number(compute), engine, recompute
         )
-        self._sums = []  # parameters and the gradients that the engine adds to
+        self._sums: list[tuple[Tensor, Tensor]] = []  # parameters and the gradients that the engine adds to
 
     @property
     def name(self) -> str:

@@ -174,7 +174,7 @@ class Help(CliTest):
         result = run()
         self.check(result, 2)
         self.assertEqual((result.stdout, result.stderr), ("", help_of()))
-        self.check_error(run("bench"), "a command is missing: op, decode, load, train, state", "cyfa bench --help")
+        self.check_error(run("bench"), "a command is missing: op, decode, prefill, load, train, state", "cyfa bench --help")
 
     def test_every_help_is_free_of_the_library(self):
         for command in ((), ("bench",), ("verify",), ("show",), ("demo",), *commands()):
@@ -189,7 +189,8 @@ class Help(CliTest):
 
     def test_every_option_says_its_default(self):
         """An option with a value has a default in its help, or its text says what happens without it (a file that is then not written)."""
-        optional = {"--json", "--out", "--prompt-file", "--prompt-lines", "--stop", "--save-state", "--load-state", "--tokenizer"}
+        optional = {"--json", "--out", "--prompt-file", "--prompt-lines", "--stop", "--save-samples", "--save-state", "--load-state",
+                    "--tokenizer"}
         for command in commands():
             text = help_of(*command)
             for name, value in options(command):

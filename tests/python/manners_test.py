@@ -163,6 +163,8 @@ MODEL = {"hf", "lm_eval"}  # need optional packages
 def modules():
     yield cyfa
     for found in pkgutil.walk_packages(cyfa.__path__, "cyfa."):
+        if found.name.split(".")[-1].startswith("_") and not found.name.endswith("__main__"):
+            continue
         if found.name.split(".")[1] in MODEL:
             pytest.importorskip("transformers")
         if not found.name.endswith("__main__"):

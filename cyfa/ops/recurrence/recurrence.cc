@@ -118,7 +118,7 @@ RecurrenceSizes recurrence_sizes(const RecurrenceInputs& in) {
   s.K = in.q.size(3);
   s.V = in.v.size(3);
   s.packed = in.cu_seqlens.has_value();
-  s.N = s.packed ? in.cu_seqlens->size(0) - 1 : s.B;
+  s.N = !s.packed ? s.B : in.cu_seqlens->dim() == 0 ? 0 : in.cu_seqlens->size(0) - 1;  // borders() refuses a number
   s.compute = in.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return s;
 }

@@ -74,6 +74,7 @@ _AFTER = (("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" \u00b0 ", "\u
 
 
 def page_text(doc):
+    """The page without the marks of WikiText's tokens, as the harness scores it."""
     text = doc["page"]
     for old, new in _BEFORE:
         text = text.replace(old, new)
@@ -86,6 +87,7 @@ def page_text(doc):
 
 
 def page_results(doc, results):
+    """The metrics of a page, each with its weight: words and bytes are those of the original page."""
     (log_likelihood,) = results
     words, size = len(re.split(r"\s+", doc["page"])), len(doc["page"].encode())
     return {"word_perplexity": (log_likelihood, words), "byte_perplexity": (log_likelihood, size), "bits_per_byte": (log_likelihood, size)}
@@ -100,6 +102,8 @@ def _clean(text):
 
 
 def hellaswag(documents):
+    """The documents with query, choices and gold."""
+
     def prepare(doc):
         context = f"{doc['activity_label']}: {doc['ctx_a']} {doc['ctx_b'].capitalize()}"
         return {"query": _clean(context), "choices": [_clean(ending) for ending in doc["endings"]], "gold": int(doc["label"])}
@@ -111,13 +115,16 @@ def hellaswag(documents):
 
 
 def winogrande_fillings(doc):
+    """The sentence up to the blank, with each filling."""
     before = doc["sentence"][: doc["sentence"].index("_")]
     return [before + doc["option1"], before + doc["option2"]]
 
 
 def winogrande_rest(doc):
+    """The sentence after the blank."""
     return doc["sentence"][doc["sentence"].index("_") + 1 :].strip()
 
 
 def winogrande_gold(doc):
+    """The index of the right filling."""
     return int(doc["answer"]) - 1
