@@ -66,7 +66,7 @@ class Wheel(unittest.TestCase):
             shutil.unpack_archive(archive, folder)
             source = folder / archive.name.removesuffix(".tar.gz")
             files = {"CMakeLists.txt", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
-            folders = {"apps", "cmake", "configs", "cyfa", "python", "recipes"}
+            folders = {"apps", "cmake", "configs", "cyfa", "data", "python", "recipes"}
             self.assertEqual({path.name for path in source.iterdir()}, files | folders)
             self.assertEqual([path for path in source.rglob("*") if path.suffix in (".o", ".so", ".pyc", ".log")], [])
             options = ["-DCYFA_TESTS=OFF", "-DCYFA_BENCH=OFF", "-DCYFA_CUDA=AUTO", f"-DPython_EXECUTABLE={PYTHON}"]

