@@ -353,7 +353,8 @@ void add_experiment(CLI::App& app, Action& action) {
       ->check(CLI::IsMember({"small", "paper"}))
       ->default_str("that of the earlier runs, else small");
   command->add_option("--data", options->data, "Folder with the folders train and valid, both written by `cyfa prepare` with one tokenizer")
-      ->type_name("DIR");
+      ->type_name("DIR")
+      ->default_str("none");
   command
       ->add_option("-o,--out", options->out,
                    "Folder in which the experiment gets a folder of its name; finished runs of all experiments in it are shared")
