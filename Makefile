@@ -57,9 +57,10 @@ wheel: $(SETUP)
 demo: build
 	@scripts/demo.sh
 
-# Without clang-format the format check says that it skips it.
+# Without clang-format or a browser, the checks that use them say that they are skipped.
 test: build
 	@scripts/setup.sh clang-format || true
+	@scripts/setup.sh chromium || true
 	@scripts/setup.sh python-tests
 	@cmake --build --preset release --parallel $(JOBS)
 	@scripts/test.sh

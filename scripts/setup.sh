@@ -3,7 +3,7 @@
 # does not use the network. Each stage is one line; what apt and pip print goes to build/setup.log, which is shown if a stage fails.
 #   scripts/setup.sh               everything that building and running the tests needs
 #   scripts/setup.sh python-tests  also the packages that the tests of the Python package import (`make test`)
-#   scripts/setup.sh clang-format  another command, from the Debian package of the same name (`make test`, `make format`, `make lint`)
+#   scripts/setup.sh clang-format  another command, from the Debian package of the same name; so with clang-tidy and chromium
 # CYFA_TORCH_DIR names the folder of a torch package to use in place of .venv. CYFA_PIP_ARGS is passed to pip, for example an index of
 # CPU-only wheels, which are a tenth of the size.
 set -euo pipefail

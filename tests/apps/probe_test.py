@@ -122,7 +122,8 @@ class Probe(CliTest):
         self.check(run("probe", self.model, TEXT, *SMALL, "--page-tokens", "40", "-o", out, "--only", "page"), 0)
         page = (out / "page.html").as_uri()
         arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
-        command = [BROWSER, *arguments, f"--user-data-dir={self.folder / 'browser'}", f"{page}#head=4&token=30"]
+        offline = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        command = [BROWSER, *arguments, *offline, f"--user-data-dir={self.folder / 'browser'}", f"{page}#head=4&token=30"]
         found = subprocess.run(command, capture_output=True, timeout=300, check=True)
         dom = found.stdout.decode()
         body = re.search(r"<body[^>]*>", dom)[0]
