@@ -6,6 +6,7 @@ from typing import Optional
 import torch
 
 from cyfa.engine import StepEngine
+from cyfa.nn import compute_type
 
 
 class KeptEngine:
@@ -47,8 +48,7 @@ class KeptEngine:
 
     def _look(self, model) -> None:
         weights = model.table_parameters()
-        kind = weights[0].device.type
-        compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        compute = compute_type(weights[0])
         seen = [(w.data_ptr(), None if w.is_inference() else w._version, w.dtype) for w in weights if type(w) is torch.nn.Parameter]
         seen.append(compute)
         if len(seen) <= len(weights):  # sharded or quantized
