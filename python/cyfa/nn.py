@@ -245,8 +245,9 @@ class LanguageModel(nn.Module):
 
     def head_weights(self) -> list[Tensor]:
         """The final norm's weight and the head's."""
-        head = self.embeddings if self.tied_head else getattr(self, self.layout["head"])
-        return [wide(getattr(self.root, self.layout["norm"]).weight), wide(head.weight)]
+        norm: Part = getattr(self.root, self.layout["norm"])
+        head: Part = self.embeddings if self.tied_head else getattr(self, self.layout["head"])
+        return [*norm.tensors(), *head.tensors()]
 
     def table_parameters(self) -> list[Tensor]:
         """All parameters in the order of the library's table."""
