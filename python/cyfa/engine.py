@@ -5,7 +5,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from cyfa.nn import LanguageModel
+from cyfa.nn import LanguageModel, wide
 
 _ops = torch.ops.cyfa
 
@@ -36,6 +36,8 @@ class TrainEngine:
     """
 
     def __init__(self, model: LanguageModel, compute: Optional[torch.dtype], engine: str, recompute: bool):
+        if any(p.dtype == torch.float16 for p in model.parameters()):
+            raise ValueError("train_engine: the model has parameters in float16, wanted float32 or bfloat16; call model.float() before")
         self.model = model
         self._draws_noise = any(block.draws_noise for block in model.blocks)
         self._engine = torch.classes.cyfa.TrainEngine(
@@ -111,7 +113,7 @@ class StepEngine:
 
     def __init__(self, model: LanguageModel, *, compute: Optional[torch.dtype] = None, engine: str = "auto", record: bool = True):
         self._engine = torch.classes.cyfa.StepEngine(
-            model.config_text, [p.detach() for p in model.table_parameters()], _type_number(compute), engine, record
+            model.config_text, [wide(p.detach()) for p in model.table_parameters()], _type_number(compute), engine, record
         )
 
     @property

@@ -81,8 +81,9 @@ class Part(nn.Module):
             self.rows.append(_Row(holder, name, id))
 
     def tensors(self) -> list[Tensor]:
-        """The parameters in the table's order, as they are now: sharding and functional_call replace them."""
-        return [getattr(row.holder, row.name) for row in self.rows]
+        """The parameters in the table's order, as they are now: sharding and functional_call replace them. Those in float16, which the
+        library does not compute in, are in float32."""
+        return [wide(getattr(row.holder, row.name)) for row in self.rows]
 
     @torch.no_grad()
     def reset_parameters(self, generator: Optional[torch.Generator] = None) -> None:
@@ -93,7 +94,7 @@ class Part(nn.Module):
     def run(self, part: str, x: Tensor, *, layer=0, state=(), extra=None, noise=None, final_state=False, recompute=False) -> list[Tensor]:
         """Runs "embed", "block", "mixer" or the like with these parameters (python/bindings/parts.cc): the result, then states."""
         return _ops.part(
-            x, self.tensors(), list(state), extra, self.config_text, part, layer, _compute_type(x), noise, final_state, recompute
+            x, self.tensors(), list(state), extra, self.config_text, part, layer, compute_type(x), noise, final_state, recompute
         )
 
     def extra_repr(self) -> str:
@@ -108,10 +109,18 @@ def initialise(parameter: Tensor, text: str, id: int, generator: Optional[torch.
     _ops.initialise_parameter(parameter, text, id, seed)
 
 
-def _compute_type(x: Tensor) -> Optional[torch.dtype]:
-    """The type of matrix products: autocast's, or None for that of the parameters."""
+def wide(x: Tensor) -> Tensor:
+    """float16 as float32; other types as they are."""
+    return x.float() if x.dtype == torch.float16 else x
+
+
+def compute_type(x: Tensor) -> Optional[torch.dtype]:
+    """The type of matrix products on the device of x: autocast's, with float32 for float16, or None for that of the parameters."""
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
+    wanted = torch.get_autocast_dtype(kind)
+    return torch.float32 if wanted == torch.float16 else wanted
 
 
 class _Layered(Part):
@@ -236,8 +245,9 @@ class LanguageModel(nn.Module):
 
     def head_weights(self) -> list[Tensor]:
         """The final norm's weight and the head's."""
-        head = self.embeddings if self.tied_head else getattr(self, self.layout["head"])
-        return [getattr(self.root, self.layout["norm"]).weight, head.weight]
+        norm: Part = getattr(self.root, self.layout["norm"])
+        head: Part = self.embeddings if self.tied_head else getattr(self, self.layout["head"])
+        return [*norm.tensors(), *head.tensors()]
 
     def table_parameters(self) -> list[Tensor]:
         """All parameters in the order of the library's table."""
@@ -246,12 +256,12 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: hidden [B, T, D] to [B, T, vocab_size]."""
-        compute = _compute_type(hidden)
+        compute = compute_type(hidden)
         return _ops.part(hidden, self.head_weights(), [], None, self.config_text, "head", 0, compute, None, False, False)[0]
 
     def loss_of(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy of targets [B, T] given hidden [B, T, D], without storing all logits; targets of -100 are ignored."""
-        compute = _compute_type(hidden)
+        compute = compute_type(hidden)
         return _ops.part(hidden, self.head_weights(), [], targets, self.config_text, "loss", 0, compute, None, False, False)[0]
 
 

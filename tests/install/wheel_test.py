@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Makes a wheel of the Python package from a finished build, installs it into a fresh environment and uses it there.
+"""Installs the Python package into fresh environments, from a wheel and in editable form, and uses it there.
 
-Usage: wheel_test.py BUILD PYTHON, a release build and the interpreter with its torch. The fresh environment sees that torch through a .pth
-file instead of a second installation. Only the wheel's content is new: its library comes from the objects of BUILD.
+Usage: wheel_test.py BUILD PYTHON, a release build and the interpreter with its torch. The fresh environments see that torch through a .pth
+file instead of a second installation. Only the package's files are new: its library comes from the objects of BUILD.
 """
 
+import contextlib
 import pathlib
 import shutil
 import subprocess
@@ -34,8 +35,9 @@ def call(*command, folder=None):
     return result.stdout
 
 
-def make_wheel(folder):
-    """The build that makes a wheel writes its own settings into BUILD; they are taken back."""
+@contextlib.contextmanager
+def options_of_pip(folder):
+    """Options with which pip builds in BUILD. Such a build writes its own settings there; they are taken back in the end."""
     cache = BUILD / "CMakeCache.txt"
     kept = folder / cache.name
     shutil.copy2(cache, kept)
@@ -44,12 +46,19 @@ def make_wheel(folder):
                 if name in ("CYFA_TESTS", "CYFA_BENCH", "CYFA_CUDA")]  # fmt: skip
     options = [word for setting in (f"build-dir={BUILD}", *settings) for word in ("-C", setting)]
     try:
-        call(PYTHON, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, *options, ROOT)
+        yield ["--no-deps", "--no-build-isolation", "--no-index", *options]
     finally:
         shutil.copy2(kept, cache)
         call("cmake", BUILD)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+
+
+def fresh_environment(folder):
+    """The interpreter of a new environment in `folder`, which finds torch and nothing of cyfa."""
+    call(PYTHON, "-m", "venv", folder / "fresh")
+    (packages,) = folder.glob("fresh/lib/python3*/site-packages")
+    torch = call(PYTHON, "-c", "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])").strip()
+    (packages / "torch_of_the_build.pth").write_text(f"{pathlib.Path(torch).parent}\n")
+    return folder / "fresh/bin/python"
 
 
 def has(module):
@@ -76,14 +85,16 @@ class Wheel(unittest.TestCase):
     def test_in_a_fresh_environment(self):
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            wheel = make_wheel(folder)
+            with options_of_pip(folder) as options:
+                call(PYTHON, "-m", "pip", "wheel", "-w", folder, *options, ROOT)
+            (wheel,) = folder.glob("*.whl")
             self.assertRegex(wheel.name, r"^cyfa-[0-9.]+-py3-none-linux_\w+\.whl$")  # one for every Python
-            call(PYTHON, "-m", "venv", folder / "fresh")
-            python = folder / "fresh/bin/python"
-            (packages,) = folder.glob("fresh/lib/python3*/site-packages")
-            torch = call(PYTHON, "-c", "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])").strip()
-            (packages / "torch_of_the_build.pth").write_text(f"{pathlib.Path(torch).parent}\n")
+            python = fresh_environment(folder)
             call(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel)
+            # It asks for the minor version of torch that it was built with, which is there: pip brings no second one.
+            torch = ".".join(call(python, "-c", "import torch; print(torch.__version__)").split(".")[:2])
+            asked = call(python, "-c", "import importlib.metadata as m; print(*m.requires('cyfa'), sep='\\n')").splitlines()
+            self.assertIn(f"torch=={torch}.*", asked)
             self.assertIn("works", call(python, "-c", SMOKE, folder=folder))
             # The entry point that transformers' Auto classes find the models by; it loads nothing.
             entered = "import sys, torch; assert 'cyfa_autoload' in sys.modules and 'cyfa' not in sys.modules"
@@ -96,6 +107,18 @@ class Wheel(unittest.TestCase):
             said = call(program, "init", "cyfa-bytes-2m", folder / "model", folder=folder)
             said += call(python, "-m", "cyfa", "generate", folder / "model", "-p", "ab", "-n", "4", "-q", folder=folder)
             self.assertIn("ab", said)
+
+    def test_editable(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            python = fresh_environment(folder)
+            with options_of_pip(folder) as options:
+                call(python, "-m", "pip", "install", *options, "-e", ROOT)
+            files = call(python, "-c", "import cyfa, cyfa.engine; print(cyfa.__file__, cyfa.engine.__file__, cyfa.library, sep='\\n')",
+                         folder=folder).splitlines()  # fmt: skip
+            self.assertEqual(files[:2], [str(ROOT / "python/cyfa" / file) for file in ("__init__.py", "engine.py")])
+            self.assertTrue(pathlib.Path(files[2]).is_relative_to(folder / "fresh"), files[2])
+            self.assertIn("cyfa-400m", call(folder / "fresh/bin/cyfa", "models", folder=folder))
 
 
 unittest.main(argv=sys.argv[:1])

@@ -1,7 +1,6 @@
 """cyfa.compat.fla against the definition, token by token in float64, and what users of flash-linear-attention 0.6 rely on.
 
-Its own test files are the specification. Each case of theirs is here, with the same shapes (models: shorter sequences) and smaller error
-limits:
+Its own test files are the specification. Each case of theirs is here, with the same shapes and smaller error limits:
 
     tests/ops/test_cyfa.py                              here
       test_chunk                                          test_chunk
@@ -19,10 +18,11 @@ limits:
       test_cached_multi_token_attention_mask              test_mask_of_several_tokens_on_a_cache
     tests/models/test_modeling_cyfa.py
       test_modeling                                       test_model_packed_equals_batch
-      test_generation                                     test_model_steps_of_padded_batches (float32: models in float16 are refused)
+      test_generation                                     test_model_steps_of_padded_batches
       test_logits_to_keep_with_labels                     test_model_logits_to_keep_with_labels
 """
 
+import contextlib
 import copy
 import inspect
 import json
@@ -542,7 +542,7 @@ def make_model(**options):
 
 @pytest.mark.parametrize("checkpoint_level, use_short_conv", [(0, False), (0, True), (1, False), (1, True)])
 def test_model_packed_equals_batch(checkpoint_level, use_short_conv):
-    B, T = 4, 256
+    B, T = 4, 1024
     model = make_model(
         hidden_size=256, num_heads=4, num_slots=128, num_hidden_layers=4, checkpoint_level=checkpoint_level, use_short_conv=use_short_conv
     ).bfloat16()
@@ -556,19 +556,23 @@ def test_model_packed_equals_batch(checkpoint_level, use_short_conv):
 
 
 @pytest.mark.parametrize("use_short_conv", [False, True])
+@pytest.mark.parametrize("dtype, T, engine", [(torch.float16, 2000, True), (torch.float32, 200, False)])
 @torch.no_grad()
-def test_model_steps_of_padded_batches(use_short_conv):
-    model = make_model(num_slots=128, use_short_conv=use_short_conv).eval()
-    B, T, chunk = 4, 120, 30
+def test_model_steps_of_padded_batches(use_short_conv, dtype, T, engine):
+    """Steps through an engine, as in generate(), and without one."""
+    model = make_model(hidden_size=512, num_heads=8, num_slots=128, use_short_conv=use_short_conv).to(dtype).eval()
+    B, chunk = 4, T // 4
     ids = torch.randint(256, (B, T))
     first = torch.randint(1, chunk - 1, (B,))
     mask = torch.arange(T) >= first[:, None]
     want = [model(ids[n : n + 1, begin:], use_cache=False).logits for n, begin in enumerate(first)]
-    out = model(ids[:, :chunk], attention_mask=mask[:, :chunk], use_cache=True)
-    logits = [out.logits]
-    for t in range(chunk, T):
-        out = model(ids[:, t : t + 1], attention_mask=mask[:, : t + 1], use_cache=True, past_key_values=out.past_key_values)
-        logits.append(out.logits)
+    with model._kept_engine.in_use() if engine else contextlib.nullcontext():
+        out = model(ids[:, :chunk], attention_mask=mask[:, :chunk], use_cache=True)
+        logits = [out.logits]
+        for t in range(chunk, T):
+            out = model(ids[:, t : t + 1], attention_mask=mask[:, : t + 1], use_cache=True, past_key_values=out.past_key_values)
+            logits.append(out.logits)
+    assert engine == (model._kept_engine._engine is not None)
     logits = torch.cat(logits, 1)
     for n, begin in enumerate(first):
         assert rel(logits[n : n + 1, begin:], want[n]) < 2e-5, n

@@ -9,7 +9,7 @@ import cyfa
 import pytest
 import torch
 from cyfa import hf, nn
-from hf_models import ROUNDING, SMALL, VECTORS, ids_of, judge, make, rel
+from hf_models import ROUNDING, SMALL, VECTORS, greedy, ids_of, judge, make, rel
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, TrainingArguments, pipeline, set_seed
 
@@ -168,6 +168,19 @@ def test_dtype_rounds_the_matrices_and_nothing_else(name, tmp_path):
         assert same_bits(hf.CyfaForCausalLM.from_pretrained(tmp_path / "half", dtype=kept), model)
     placed = hf.CyfaForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"})
     assert same_bits(placed, make(name))
+
+
+def test_a_folder_in_float16(tmp_path):
+    """Read in the type it is stored in, as transformers does by default, and computed in float32."""
+    rounded = make("cyclic_flow").half()
+    rounded.save_pretrained(tmp_path)
+    model = hf.CyfaForCausalLM.from_pretrained(tmp_path)
+    assert model.dtype == torch.float16 and model.state_dict().keys() == rounded.state_dict().keys()
+    other = nn.CausalLM.from_checkpoint(tmp_path, dtype=torch.float32).eval()
+    assert rel(model(ids_of()).logits, other(ids_of()).logits) < ROUNDING
+    out = model.generate(ids_of(1, 5), max_new_tokens=8, do_sample=False, eos_token_id=None)
+    assert out[0].tolist() == greedy(other, ids_of(1, 5)[0].tolist(), 8)
+    assert model._kept_engine._engine is not None
 
 
 def test_tied_embeddings_are_stored_once(tmp_path):

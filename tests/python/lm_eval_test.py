@@ -24,6 +24,11 @@ from lm_eval.tasks import TaskManager
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaForCausalLM, set_seed
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+from shared_folder import shared_folder  # noqa: E402: found by the line above
+
+SHARED = shared_folder() / "eval"
 DATA = pathlib.Path(__file__).resolve().parent / "eval_data"
 TOKENS = {"vocab_size": 258, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257, "initializer_range": 0.3}
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "max_position_embeddings": 64}
@@ -149,6 +154,44 @@ def test_the_command(folders, installed, tmp_path):
             assert results[name][key] == pytest.approx(value, rel=1e-4), (name, key)
 
 
+# The published sets.
+
+PUBLISHED = ["arc_challenge", "arc_easy", "drop_sample", "hellaswag", "lambada_openai", "nq_sample", "piqa", "squad_sample", "winogrande"]
+
+
+def compare_with_the_program(tmp_path, names, limit):
+    """Scores cyfa-4m by the tasks `names` of this package and of `cyfa eval`. Returns the figures by task and metric."""
+    folder, length = ROOT / "models/cyfa-4m", 512
+    tmp_path.mkdir()
+    manager = TaskManager(include_path=str(cyfa.lm_eval.folder()), include_defaults=False, metadata={"data": str(SHARED)})
+    model = HFLM(pretrained=str(folder), dtype="float32", device="cpu", batch_size=3, max_length=length)
+    tasks_here = [f"cyfa_{name}" for name in names]
+    found = lm_eval.simple_evaluate(model, tasks=tasks_here, task_manager=manager, limit=limit, bootstrap_iters=0)
+    options = ["--data", SHARED, "--limit", limit, "--max-length", length, "--dtype", "fp32", "--json", tmp_path / "rows.json"]
+    program = os.environ.get("CYFA_PROGRAM", str(cyfa.library.parent / "cyfa"))
+    run([program, "eval", folder, *names, *options, "--out", tmp_path / "out", "-q"], os.environ)
+    rows = [row for row in json.loads((tmp_path / "rows.json").read_text()) if row["table"] == "results"]
+    figures = {(row["task"], row["metric"]): row["value"] for row in rows if row["task"] in names}
+    assert {task for task, _ in figures} == set(names)
+    for (task, metric), value in figures.items():
+        assert found["results"][f"cyfa_{task}"][f"{metric},none"] == pytest.approx(value, rel=1e-4), (task, metric)
+    for name in names:
+        if name.endswith("_sample"):
+            kept = map(json.loads, (tmp_path / f"out/samples_{name}.jsonl").read_text().splitlines()[1:])
+            texts = {row["document"]: row.get("texts", [""])[0].strip() for row in kept}
+            assert texts == {row["doc_id"]: row["filtered_resps"][0].strip() for row in found["samples"][f"cyfa_{name}"]}, name
+    return figures
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no shared/eval; set CYFA_SHARED")
+def test_every_published_set_has_a_task_with_the_figures_of_the_program(tmp_path):
+    read = set(re.findall(r"[\w.]+\.(?:jsonl|raw|txt)", "".join(path.read_text() for path in cyfa.lm_eval.folder().glob("*.yaml"))))
+    assert {path.name.removesuffix(".zst") for path in SHARED.glob("*.zst")} <= read
+    figures = compare_with_the_program(tmp_path / "many", PUBLISHED, 4)
+    assert figures["drop_sample", "contains"] == 0.25
+    compare_with_the_program(tmp_path / "one", ["wikitext"], 1)
+
+
 # The stand-ins that make it work (cyfa_autoload.py).
 
 STAND_INS = """
@@ -180,11 +223,15 @@ def test_stand_ins_are_those_of_every_type():
 # The tasks' documents.
 
 
-def test_documents_without_a_folder_or_file():
+def test_documents_that_cannot_be_read(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no folder with a.jsonl or b.jsonl: give --metadata data=FOLDER"):
         tasks.load(["a.jsonl", "b.jsonl"])
     with pytest.raises(FileNotFoundError, match="has no file a.jsonl, nor one with .zst"):
         tasks.load(["a.jsonl"], data=DATA)
+    (tmp_path / "a.jsonl.zst").touch()
+    monkeypatch.setattr(tasks, "infer_compression", lambda path: None)  # as without the package zstandard
+    with pytest.raises(ValueError, match="a.jsonl.zst: nothing here decompresses it; pip install zstandard"):
+        tasks.load(["a.jsonl"], data=tmp_path)
     with pytest.raises(ValueError, match="piqa_valid_labels.txt has 3 labels for the 8 documents of arc_easy.jsonl"):
         tasks.load(["arc_easy.jsonl"], data=DATA, labels="piqa_valid_labels.txt")
 
@@ -205,3 +252,15 @@ def test_hellaswag_and_winogrande_documents():
     doc = tasks.load(["winogrande_xl_valid.jsonl"], data=DATA)["test"][1]
     assert tasks.winogrande_fillings(doc) == ["Tom lent Max his bicycle because Tom", "Tom lent Max his bicycle because Max"]
     assert (tasks.winogrande_rest(doc), tasks.winogrande_gold(doc)) == ("had to go to town.", 1)
+
+
+def test_questions_and_their_answers():
+    whole = {"query": "Passage: x\nQuestion: y?\nAnswer:", "answers": [["5"], ["Rome", "Old Rome"]], "question": "y?"}
+    alone = {"question": "who", "answers": ["Ann", "Ben"]}
+    assert (tasks.question(whole), tasks.question(alone)) == (whole["query"], "Question: who\nAnswer:")
+    assert (tasks.answers(whole), tasks.answers(alone)) == (["5", "Rome Old Rome"], ["Ann", "Ben"])
+    assert tasks.answers({"query": "q", "answers_text": ["c"], "answers": ["d"]}) == ["c"]
+    scores = {text: tasks.contains(whole, [text])["contains"] for text in (" in 1950", " in ROME old Rome.", " Rome", "")}
+    assert list(scores.values()) == [1.0, 1.0, 0.0, 0.0]
+    with pytest.raises(ValueError, match="a document has no answers: 'Question: who"):
+        tasks.answers(alone | {"answers": []})

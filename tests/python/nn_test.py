@@ -185,6 +185,27 @@ def test_autocast_computes_matrices_in_bf16_and_keeps_gates_in_fp32(name):
 
 
 @every_type
+def test_float16_is_computed_in_float32(name):
+    model, rounded, ids = make(name).eval().half(), make(name).eval(), ids_of()
+    with torch.no_grad():
+        for p in rounded.parameters():
+            p.copy_(p.half())
+    targets = ids.roll(-1, 1)
+    logits = model(ids).logits
+    assert logits.dtype == torch.float32 and rel(logits, rounded(ids).logits) < ROUNDING
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert rel(rounded(ids).logits, logits) < ROUNDING
+    found, wanted = gradients(model, model(ids, targets).loss), gradients(rounded, rounded(ids, targets).loss)
+    assert all(g.dtype == torch.float16 for g in found.values())
+    assert_equal_gradients({key: g.float() for key, g in found.items()}, wanted, 1e-3)
+    decoding = cyfa.engine.StepEngine(model).begin(len(ids))
+    for t in range(ids.shape[1]):
+        assert rel(decoding.step(ids[:, t]), logits[:, t]) < ROUNDING
+    with pytest.raises(ValueError, match="parameters in float16, wanted float32"):
+        cyfa.train_engine(model)
+
+
+@every_type
 def test_torch_compile(name):
     torch._dynamo.reset()
     model, ids = make(name).eval(), ids_of()

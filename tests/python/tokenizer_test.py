@@ -30,6 +30,14 @@ def test_tokens_and_texts_are_sentencepieces(tokenizer, text):
     assert tokenizer.decode([pieces.bos_id(), *ids], skip_special_tokens=True) == pieces.decode(ids)
 
 
+def test_special_tokens_are_seen_unless_skipped(tokenizer):
+    """lm-evaluation-harness ends a generated text at the decoded EOS; if that were empty, at once."""
+    assert (tokenizer.decode(tokenizer.bos_token_id), tokenizer.decode([tokenizer.eos_token_id])) == ("<s>", "</s>")
+    ids = tokenizer("The city").input_ids
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id, *ids]) == "<s>The city</s><s>The city"
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == "The city"
+
+
 def test_padding_is_on_the_left(tokenizer):
     batch = tokenizer(["a long text", "a"], padding=True)
     assert batch.attention_mask[1] == [0] * (len(batch.input_ids[0]) - 2) + [1, 1]

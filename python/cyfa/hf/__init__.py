@@ -24,9 +24,10 @@ from cyfa.hf.config import CyfaConfig
 from cyfa.hf.model import CyfaForCausalLM
 from cyfa.hf.tokenizer import byte_tokenizer
 
-CyfaTokenizer = None
 if importlib.util.find_spec("sentencepiece"):
     from cyfa.hf.tokenizer_model import CyfaTokenizer
+else:
+    CyfaTokenizer = None  # type: ignore[assignment, misc]
 
 __all__ = ["CyfaCache", "CyfaConfig", "CyfaForCausalLM", "CyfaTokenizer", "CyfaTrainer", "byte_tokenizer"]
 
@@ -34,7 +35,7 @@ __all__ = ["CyfaCache", "CyfaConfig", "CyfaForCausalLM", "CyfaTokenizer", "CyfaT
 def _register(model_type: str, config, model) -> None:
     AutoConfig.register(model_type, config, exist_ok=True)
     AutoModelForCausalLM.register(config, model, exist_ok=True)
-    if CyfaTokenizer:
+    if CyfaTokenizer is not None:
         AutoTokenizer.register(config, tokenizer_class=CyfaTokenizer, exist_ok=True)
 
 

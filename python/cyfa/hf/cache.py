@@ -55,7 +55,7 @@ class CyfaCache(Cache):
     def step(self, engine, ids: Tensor) -> Tensor:
         """Decodes one token of each sequence, ids [N, 1], to logits [N, 1, vocab_size]. On a GPU the next step may overwrite them."""
         if self._engine is not engine:
-            states = self.states
+            states = self.states or []
             self._counts = [len(layer) for layer in states]
             self._decoding = engine.begin(ids.shape[0], [x for layer in states for x in layer])
             self._engine, self._states = engine, None

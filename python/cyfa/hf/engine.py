@@ -1,11 +1,12 @@
 """The step engine that a model keeps for generate()."""
 
 import contextlib
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
 from cyfa.engine import StepEngine
+from cyfa.nn import compute_type
 
 
 class KeptEngine:
@@ -23,7 +24,7 @@ class KeptEngine:
     def clear(self) -> None:
         """Lets the engine go; of() prepares another."""
         self._engine: Optional[StepEngine] = None
-        self._seen = None
+        self._seen: Optional[list[Any]] = None
 
     @contextlib.contextmanager
     def in_use(self):
@@ -47,10 +48,9 @@ class KeptEngine:
 
     def _look(self, model) -> None:
         weights = model.table_parameters()
-        kind = weights[0].device.type
-        compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        seen = [(w.data_ptr(), None if w.is_inference() else w._version, w.dtype) for w in weights if type(w) is torch.nn.Parameter]
-        seen.append(compute)
+        compute = compute_type(weights[0])
+        seen: list[Any] = [compute]
+        seen += [(w.data_ptr(), None if w.is_inference() else w._version, w.dtype) for w in weights if type(w) is torch.nn.Parameter]
         if len(seen) <= len(weights):  # sharded or quantized
             self.clear()
         elif seen != self._seen:
@@ -61,4 +61,4 @@ class KeptEngine:
         return {}
 
     def __setstate__(self, state: dict) -> None:
-        self.__init__()
+        KeptEngine.__init__(self)

@@ -31,6 +31,7 @@ class CyfaForCausalLM(nn.LanguageModel, PreTrainedModel, GenerationMixin):
     not see these steps.
     """
 
+    config: CyfaConfig
     config_class = CyfaConfig
     supports_gradient_checkpointing = True
     gradient_checkpointing = False
@@ -48,8 +49,8 @@ class CyfaForCausalLM(nn.LanguageModel, PreTrainedModel, GenerationMixin):
             self._keys_to_ignore_on_load_unexpected = [rf"^{self.layout['head']}\.weight$"]
         self._kept_engine = KeptEngine()
         for parameter in self.parameters():  # drawn by build(), but on the meta device
-            parameter._is_hf_initialized = not parameter.is_meta
-        self.post_init()
+            parameter._is_hf_initialized = not parameter.is_meta  # type: ignore[attr-defined]
+        self.post_init()  # type: ignore[operator]
 
     @torch.no_grad()
     def _init_weights(self, module):
@@ -113,7 +114,7 @@ class CyfaForCausalLM(nn.LanguageModel, PreTrainedModel, GenerationMixin):
 
         if past_key_values is not None and past_key_values.can_step and not (hidden_wanted or as_tuple) and labels is None:
             engine = self._kept_engine.of(self) if input_ids is not None and input_ids.shape[1] == 1 else None
-            if engine is not None:
+            if engine is not None and input_ids is not None:
                 return CausalLMOutputWithPast(logits=past_key_values.step(engine, input_ids), past_key_values=past_key_values)
 
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
@@ -138,7 +139,7 @@ class CyfaForCausalLM(nn.LanguageModel, PreTrainedModel, GenerationMixin):
         logits = self._logits(hidden[-1][:, kept], None if mask is None else mask[:, kept])
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)  # type: ignore[operator]
         output = CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

@@ -31,8 +31,15 @@ class CyfaTokenizer(SentencePieceBackend):
         super().__init__(vocab_file=str(vocab_file), **(defaults | options))
 
     def convert_tokens_to_string(self, tokens):
-        """The text of pieces, those that stand for bytes included."""
-        return self.sp_model.decode(tokens)
+        """The text of pieces, those that stand for bytes included. BOS and EOS are written as their names, which SentencePiece leaves out:
+        programs look for them in what a model writes."""
+        text, pieces = "", []
+        for token in tokens:
+            if token in (self.bos_token, self.eos_token):
+                text, pieces = text + self.sp_model.decode(pieces) + token, []
+            else:
+                pieces.append(token)
+        return text + self.sp_model.decode(pieces)
 
     @classmethod
     def from_pretrained(cls, folder, *inputs, **kwargs):

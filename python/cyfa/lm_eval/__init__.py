@@ -2,7 +2,8 @@
 
     lm_eval --include_path "$(python -m cyfa.lm_eval)" --tasks cyfa_arc_easy --metadata data=FOLDER ...
 
-The definitions are those of the harness's own tasks, as `cyfa eval` has them. Only the source of the documents differs.
+The definitions are those of the harness's own tasks, as `cyfa eval` has them. Only the source of the documents differs. The three samples
+of questions (tag cyfa_samples) are tasks of `cyfa eval` alone.
 """
 
 import pathlib

@@ -7,6 +7,7 @@ import re
 
 import datasets
 import fsspec
+from fsspec.utils import infer_compression
 
 _ENDINGS = ("", ".zst", ".gz", ".xz", ".bz2")
 
@@ -37,11 +38,11 @@ def load(file, data=None, reader="json_lines", labels=None, **_):
 def _text(folder, names):
     for path in (folder / (name + ending) for name in names for ending in _ENDINGS):
         if path.is_file():
-            try:
-                with fsspec.open(str(path), "rb", compression="infer") as stream:
-                    return stream.read().decode()
-            except ValueError as error:
-                raise ValueError(f"{path}: {error}; decompress the file, or install a package for it (zstandard for .zst)") from error
+            kind = infer_compression(str(path))
+            if kind is None and path.suffix in _ENDINGS:
+                raise ValueError(f"{path}: nothing here decompresses it; pip install zstandard, or decompress the file")
+            with fsspec.open(str(path), "rb", compression=kind) as stream:
+                return stream.read().decode()
     raise FileNotFoundError(f"{folder} has no file {' or '.join(names)}, nor one with {', '.join(_ENDINGS[1:])} after the name")
 
 
@@ -128,3 +129,26 @@ def winogrande_rest(doc):
 def winogrande_gold(doc):
     """The index of the right filling."""
     return int(doc["answer"]) - 1
+
+
+# Samples of questions: a text that holds one of the answers is right.
+
+
+def question(doc):
+    """The prompt, which a set has whole or as the question alone."""
+    return doc["query"] if doc.get("query") is not None else f"Question: {doc['question']}\nAnswer:"
+
+
+def answers(doc):
+    """The right answers. One that is a list of parts, as DROP has them, is these parts with spaces between them."""
+    given = doc["answers_text"] if doc.get("answers_text") is not None else doc["answers"]
+    given = [given] if isinstance(given, str) else given
+    if not given:
+        raise ValueError(f"a document has no answers: {question(doc)!r}")
+    return [answer if isinstance(answer, str) else " ".join(answer) for answer in given]
+
+
+def contains(doc, results):
+    """Whether an answer occurs in the text, ignoring case."""
+    (text,) = results
+    return {"contains": float(any(answer.lower() in text.lower() for answer in answers(doc)))}

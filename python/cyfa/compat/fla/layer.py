@@ -87,9 +87,6 @@ class CyclicFlowAttention(Mixer):
         for name in ("A_log", "dt_bias"):
             setattr(self.get_parameter(name), "_no_weight_decay", True)
 
-    def tensors(self) -> list[Tensor]:
-        return [x.float() if x.dtype == torch.float16 else x for x in super().tensors()]
-
     def forward(  # type: ignore[override]  # the signature is flash-linear-attention's
         self,
         hidden_states: Tensor,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cyfa import ops
+from cyfa.nn import wide
 
 CyFAState = tuple[Tensor, Tensor, Tensor]
 
@@ -106,8 +107,8 @@ def fused_recurrent_cyfa(
         state = ops.empty_state(q.shape[0], q.shape[2], q.shape[3], v.shape[3], readout.shape[-1] + 1, q.device)
     else:
         state = ops.CyclicFlowState(*(x.clone(memory_format=torch.contiguous_format) for x in _state(initial_state, q)))
-    gates = (_wide(g)[:, 0], _wide(delta)[:, 0], _wide(beta)[:, 0])
-    o = ops.cyclic_flow_step(q[:, 0], k[:, 0], v[:, 0], *gates, ops.readout_table(_wide(readout)), state, scale=scale, **norm)
+    gates = (wide(g)[:, 0], wide(delta)[:, 0], wide(beta)[:, 0])
+    o = ops.cyclic_flow_step(q[:, 0], k[:, 0], v[:, 0], *gates, ops.readout_table(wide(readout)), state, scale=scale, **norm)
     return o.unsqueeze(1).to(dtype), (state.k, state.v, state.clock) if output_final_state else None
 
 
@@ -146,10 +147,10 @@ def _whole(
         q,
         k,
         v,
-        _wide(g),
-        _wide(delta),
-        _wide(beta),
-        _wide(readout),
+        wide(g),
+        wide(delta),
+        wide(beta),
+        wide(readout),
         initial_state=None if state is None else _state(state, q),
         cu_seqlens=cu_seqlens,
         scale=scale,
@@ -160,14 +161,9 @@ def _whole(
     return o.to(dtype), None if after is None else (after.k, after.v, after.clock)
 
 
-def _wide(x: Tensor) -> Tensor:
-    """float16 as float32, which the operator computes with."""
-    return x.float() if x.dtype == torch.float16 else x
-
-
 def _normed(q, k, v, q_weight, k_weight, q_eps: float, k_eps: float) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
     """q, k and v, and the operator's options for the RMSNorms of q and k. It has one epsilon; with two, q and k are normalised here."""
-    q, k, v, q_weight, k_weight = (_wide(x) for x in (q, k, v, q_weight, k_weight))
+    q, k, v, q_weight, k_weight = (wide(x) for x in (q, k, v, q_weight, k_weight))
     if q_eps == k_eps:
         return q, k, v, {"q_norm_weight": q_weight, "k_norm_weight": k_weight, "norm_eps": q_eps}
     apart = ((q, q_weight, q_eps), (k, k_weight, k_eps))
