@@ -6,7 +6,6 @@
 #include "apps/interrupt.h"
 #include "cyfa/analysis/page.h"
 #include "cyfa/data/utf8.h"
-#include "cyfa/draw/figure.h"
 #include "cyfa/io/atomic_file.h"
 
 namespace cyfa::app {
@@ -15,6 +14,7 @@ namespace {
 using analysis::Head;
 
 constexpr int64_t kBins = 50;           // of the histogram of increments
+constexpr int64_t kCaseBins = 20;       // of the histogram of one token's
 constexpr size_t kCases = 6;            // tokens shown with their contexts
 constexpr int64_t kReadSequences = 4;   // whose reads are written out
 constexpr int64_t kReadTokens = 512;    // of each; memory grows with the square
@@ -58,12 +58,6 @@ draw::Heatmap layers_map(const std::string& title, const std::vector<Head>& head
   return map;
 }
 
-void picture(const Probe& probe, const char* name, const draw::Figure& figure) {
-  if (probe.out.empty()) return;
-  const WriteGuard guard;
-  draw::write_figure(probe.out / name, figure);
-}
-
 // A text on one line, with `…` where it is cut from.
 std::string one_line(const std::string& bytes) {
   std::string out = as_utf8(bytes);
@@ -72,9 +66,36 @@ std::string one_line(const std::string& bytes) {
   return out;
 }
 
+// A row for each case: how its token's increments are spread over its occurrences.
+draw::Heatmap cases_map(const analysis::Increments& increments, const std::vector<analysis::TokenCase>& cases) {
+  draw::Heatmap map;
+  map.title = "The same token in different contexts: how often it gets which increment";
+  map.rows = static_cast<int64_t>(cases.size());
+  map.columns = kCaseBins;
+  map.column_label = "increment";
+  map.scale = draw::ColorScale::kPaper;
+  map.low = 0;
+  for (const auto& one : cases) {
+    const auto head = std::find(increments.heads.begin(), increments.heads.end(), one.head) - increments.heads.begin();
+    const at::Tensor found = increments.delta[head].masked_select(increments.ids.eq(one.token)).to(at::kDouble);
+    const at::Tensor shares = at::histc(found, kCaseBins, 0, 1) / static_cast<double>(found.numel());
+    for (int64_t bin = 0; bin < kCaseBins; ++bin) map.values.push_back(shares[bin].item<double>());
+    map.row_names.push_back({text("%s \"%s\"", one.head.name().c_str(), one_line(one.word).c_str())});
+  }
+  for (int64_t bin = 0; bin < kCaseBins; ++bin)
+    map.column_names.push_back({bin % 2 == 0 ? text("%.1f", static_cast<double>(bin) / kCaseBins) : ""});
+  return map;
+}
+
 std::string percent(double share) { return std::isnan(share) ? "-" : text("%.1f%%", 100 * share); }
 
 }  // namespace
+
+void picture(const Probe& probe, const char* name, const draw::Figure& figure) {
+  if (probe.out.empty()) return;
+  const WriteGuard guard;
+  draw::write_figure(probe.out / name, figure);
+}
 
 void probe_increments(Probe& probe) {
   probe.increments = analysis::measure_increments(probe.model, probe.w, probe.ids, probe.progress("increments"));
@@ -187,9 +208,12 @@ void probe_variance(Probe& probe) {
       }
     }
   }
+  if (probe.out.empty()) return;
+  std::vector<draw::Panel> panels = {layers_map("Between tokens, of all", probe.increments.heads, shares)};
+  if (!cases.empty()) panels.emplace_back(cases_map(probe.increments, cases));
   picture(probe, "variance.png",
           {.title = "Share of the increments' variance that the token explains",
-           .panels = {layers_map("Between tokens, of all", probe.increments.heads, shares)},
+           .panels = panels,
            .notes = {"The rest is variance among occurrences of the same token, which only their context can cause."},
            .description = ""});
 }

@@ -10,6 +10,7 @@
 #include "cyfa/analysis/increments.h"
 #include "cyfa/analysis/interventions.h"
 #include "cyfa/analysis/reads.h"
+#include "cyfa/draw/figure.h"
 
 namespace cyfa::app {
 
@@ -37,6 +38,10 @@ void probe_increments(Probe& probe);  // comes first: the others use its results
 void probe_variance(Probe& probe);
 void probe_interventions(Probe& probe);
 void probe_ages(Probe& probe);
-void probe_page(Probe& probe);  // nothing without an output folder
+void probe_gradients(Probe& probe);  // for models without a clock too, and without increments
+void probe_page(Probe& probe);       // nothing without an output folder
+
+// Writes a picture to the output folder, if there is one.
+void picture(const Probe& probe, const char* name, const draw::Figure& figure);
 
 }  // namespace cyfa::app

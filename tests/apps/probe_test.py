@@ -3,6 +3,7 @@
 
 import html
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -66,6 +67,53 @@ class Probe(CliTest):
         for row in tables["slots"]:
             self.assertEqual((len(row["used"]), len(row["energy"])), (8, 63))
 
+    def test_gradients(self):
+        tables = self.rows("--only", "gradients", "--sequences", "1")
+        self.assertEqual([(row["sequences"], row["tokens"]) for row in tables["gradients"]], [(1, 8), (1, 16), (1, 32), (1, 64)])
+        for row in tables["gradients"]:
+            for side in ("", "_without"):
+                whole, clock, rest = (row[name + side] for name in ("all", "clock", "rest"))
+                self.assertAlmostEqual(whole, math.hypot(clock, rest), places=9)
+                self.assertAlmostEqual(row["share" + side], (clock / whole) ** 2, places=9)
+            self.assertNotEqual(row["rest"], row["rest_without"])
+        whole = tables["gradients"][-1]
+        groups = {row["group"]: row for row in tables["gradient_groups"]}
+        for side, name in (("", "norm"), ("_without", "norm_without")):
+            self.assertAlmostEqual(math.hypot(*(row[name] for row in groups.values())), whole["all" + side], places=9)
+            self.assertAlmostEqual(groups["clock"][name], whole["clock" + side], places=9)
+        self.assertLessEqual({"embeddings", "norms", "mlp", "q_proj", "v_proj", "o_proj", "readout"}, set(groups))
+        (model,) = json.loads(run("models", ROOT / "configs/cyfa-bytes-2m.json", "--json").stdout)
+        self.assertEqual(sum(row["parameters"] for row in groups.values()), model["parameters"])
+        self.assertEqual([row["layer"] for row in tables["gradient_layers"]], [0, 1, 2, 3])
+        clocks = tables["clock_gradients"]
+        self.assertEqual([row["layer"] for row in clocks], [0, 1, 2, 3])
+        self.assertAlmostEqual(math.hypot(*(row["projection"] for row in clocks)), whole["clock"], places=6)
+        for row in clocks:
+            self.assertAlmostEqual(row["gain"], row["increment"] / row["clock"], places=9)
+            self.assertLess(row["mismatch"], 1e-3)  # a reverse sum in fp32, differenced
+            self.assertTrue(0 < row["alignment"] <= math.sqrt(63))
+            at_clock, at_projection = (path for path in tables["clock_paths"] if path["layer"] == row["layer"])
+            self.assertEqual((at_clock["at"], at_projection["at"]), ("clock", "projection"))
+            for path, of_all in ((at_clock, row["clock"]), (at_projection, row["projection"])):
+                self.assertAlmostEqual(path["left"] * sum(path[name] for name in ("key", "value", "readout")) / of_all, 1, places=3)
+                for name in ("key_value", "key_readout", "value_readout"):
+                    self.assertTrue(-1 <= path[name] <= 1)
+
+    def test_gradients_of_a_model_without_a_clock(self):
+        self.model = self.folder / "kda"
+        self.check(run("init", ROOT / "configs/parity/kda.json", self.model), 0)
+        tables = self.rows("--only", "gradients", "-o", self.folder / "out")
+        self.assertEqual(set(tables), {"probe", "gradients", "gradient_groups", "gradient_layers"})
+        for row in tables["gradients"]:
+            self.assertEqual(row["clock"], 0)
+            self.assertGreater(row["all"], 0)
+            self.assertIsNone(row["all_without"])
+        self.assertEqual([path.name for path in (self.folder / "out").iterdir()], ["gradients.png"])
+        result = run("probe", self.model, TEXT, *SMALL, "--only", "gradients")
+        self.check(result, 0)
+        self.assertIn("0 heads with a clock", result.stdout)
+        self.assertNotIn("stop-gradient", result.stdout)
+
     def test_a_constant_clock_depends_on_nothing(self):
         config = json.loads((ROOT / "configs/cyfa-bytes-2m.json").read_text()) | {"clock": "fixed", "rho": 4}
         (self.folder / "fixed.json").write_text(json.dumps(config))
@@ -84,11 +132,12 @@ class Probe(CliTest):
         out = self.folder / "new/out"
         result = run("probe", self.model, TEXT, *SMALL[:-1], "--page-tokens", "40", "-o", out)
         self.check(result, 0)
-        for words in ("1. Clock increments", "2. What decides", "3. Interventions", "4. What reads find", "shifted by 31 tokens"):
+        for words in ("1. Clock increments", "2. What decides", "3. Interventions", "4. What reads find", "5. Norms of the gradients",
+                      "three paths", "shifted by 31 tokens"):
             self.assertIn(words, result.stdout)
         self.assertIn("cyfa: increments", result.stderr)
         names = sorted(path.name for path in out.iterdir())
-        self.assertEqual(names, ["ages.png", "increments.png", "interventions.png", "page.html", "variance.png"])
+        self.assertEqual(names, ["ages.png", "gradients.png", "increments.png", "interventions.png", "page.html", "variance.png"])
         page = (out / "page.html").read_text()
         for word in ("http://", "https://", "src=", "@@"):
             self.assertNotIn(word, page)
