@@ -27,7 +27,7 @@ constexpr int64_t kLeastTokens = 32, kLeastSequences = 5;
 struct Options {
   std::string folder, text, tokenizer, device = "cpu", dtype, json, out;
   std::vector<std::string> only;
-  int64_t tokens = 0, sequences = 0, held_out = -1, shift = 0, page_tokens = 192;
+  int64_t tokens = 0, sequences = 0, held_out = -1, shift = 0, page_tokens = 192, gradient_sequences = 4;  // the paper's number
   int threads = 0;
   bool quiet = false;
 };
@@ -127,6 +127,7 @@ int run_probe(const Options& options) {
               .shift = options.shift > 0        ? options.shift
                        : windows.T - 1 > kShift ? kShift
                                                 : (windows.T - 1) / 2,
+              .gradient_sequences = options.gradient_sequences,
               .page_tokens = std::min(options.page_tokens, windows.T),
               .out = options.out,
               .progress = [&](const std::string& what) { return progress_of(what, options.quiet); },
@@ -178,6 +179,9 @@ void add_probe(CLI::App& app, Action& action) {
   command->add_option("--shift", options->shift, "Tokens by which one intervention shifts the increments")
       ->check(CLI::PositiveNumber)
       ->default_str(text("%lld, or half of a shorter sequence", static_cast<long long>(kShift)));
+  command->add_option("--gradient-sequences", options->gradient_sequences, "Most sequences whose gradients are measured")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->add_option("--page-tokens", options->page_tokens, "Tokens of the text on the page")
       ->check(CLI::Range(1, 2048))
       ->capture_default_str();

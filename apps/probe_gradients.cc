@@ -13,7 +13,7 @@ using analysis::ClockGradient;
 using analysis::Gradients;
 using analysis::Paired;
 
-constexpr int64_t kSequences = 4;  // the paper's number
+constexpr size_t kMostTicks = 16;  // of the layers in a picture
 constexpr int64_t kLengths = 4;    // T and its halves; of 2,048 tokens the paper's 256, 512, 1,024 and 2,048
 
 // "5.653   12.006", and only the first for a model without a clock.
@@ -28,6 +28,11 @@ void add_rows(Json& rows, const std::vector<Gradients>& lengths) {
     for (const auto& [name, norm] : numbers) {
       row[name] = norm.with;
       row[std::string(name) + "_without"] = norm.without;
+    }
+    row["rests"] = row["rests_without"] = Json::array();
+    for (const Paired& norm : one.rests) {
+      row["rests"].push_back(norm.with);
+      row["rests_without"].push_back(norm.without);
     }
     rows.push_back(row);
   }
@@ -105,8 +110,7 @@ void print(const std::vector<Gradients>& lengths) {
   }
   for (const auto& [where, paths] : {std::pair("dL/dclock", &ClockGradient::at_clock),
                                      std::pair("the gradient of the clock's projection", &ClockGradient::at_projection)}) {
-    std::cout << "The three paths to the clock, each by itself, in " << where
-              << ": norms, cosines of pairs, and the part of the norms left in the sum\n"
+    std::cout << "The three paths to the clock in " << where << ": norms, cosines of pairs, and the part left in their sum\n"
               << text("%-8s %10s %10s %10s | %8s %8s %8s | %6s\n", "layer", "key", "value", "readout", "k-v", "k-r", "v-r", "left");
     for (const ClockGradient& one : whole.clocks) {
       const auto& [norm, cosine, left] = one.*paths;
@@ -120,44 +124,55 @@ draw::Line line_of(const std::string& name, size_t color, std::vector<draw::Poin
   return {.name = name, .points = std::move(points), .color = draw::line_color(color), .dots = true};
 }
 
-draw::LinePlot plot(const std::string& title, const std::string& x_label, const std::string& y_label, std::vector<draw::Line> lines) {
-  return {.title = title, .x_label = x_label, .y_label = y_label, .lines = std::move(lines), .y_low = 0, .y_high = {}, .x_ticks = {}};
+// Lines over the layers of a model.
+draw::LinePlot over_layers(const std::string& title, const std::string& y_label, std::vector<draw::Line> lines, size_t layers) {
+  draw::LinePlot plot{
+      .title = title, .x_label = "layer", .y_label = y_label, .lines = std::move(lines), .y_low = 0, .y_high = {}, .x_ticks = {}};
+  for (size_t i = 0; i < layers; i += layers / kMostTicks + 1) plot.x_ticks.push_back(static_cast<double>(i));
+  return plot;
 }
 
 draw::Figure figure_of(const std::vector<Gradients>& lengths) {
   const Gradients& whole = lengths.back();
   const bool clock = !whole.clocks.empty();
-  const auto sides = [&](const std::string& name, const auto& points) {
-    std::vector<draw::Line> lines = {line_of(clock ? name + "with stop-gradient" : "", 0, points(&Paired::with))};
-    if (clock) lines.push_back(line_of(name + "without", 1, points(&Paired::without)));
+  const auto sides = [&](const auto& points) {
+    std::vector<draw::Line> lines = {line_of(clock ? "with stop-gradient" : "", 0, points(&Paired::with))};
+    if (clock) lines.push_back(line_of("without", 1, points(&Paired::without)));
     return lines;
   };
-  draw::LinePlot growth = plot("Length of the text: norm of all parameters but the clock's", "tokens", "norm", sides("", [&](auto side) {
-                                 std::vector<draw::Point> points;
-                                 for (const Gradients& one : lengths) points.push_back({static_cast<double>(one.tokens), one.rest.*side});
-                                 return points;
-                               }));
-  growth.log_x = true;
+  draw::LinePlot growth{.title = "Length of the text: norm of all parameters but the clock's",
+                        .x_label = "tokens",
+                        .y_label = "norm",
+                        .lines = sides([&](auto side) {
+                          std::vector<draw::Point> points;
+                          for (const Gradients& one : lengths) points.push_back({static_cast<double>(one.tokens), one.rest.*side});
+                          return points;
+                        }),
+                        .log_x = true,
+                        .y_low = 0,
+                        .y_high = {},
+                        .x_ticks = {}};
   for (const Gradients& one : lengths) growth.x_ticks.push_back(static_cast<double>(one.tokens));
-  draw::LinePlot layers = plot("Layers: norm of all parameters but the clock's", "layer", "norm", sides("", [&](auto side) {
-                                 std::vector<draw::Point> points;
-                                 for (size_t i = 0; i < whole.layers.size(); ++i)
-                                   points.push_back({static_cast<double>(i), whole.layers[i].*side});
-                                 return points;
-                               }));
+  const size_t L = whole.layers.size();
+  const draw::LinePlot layers = over_layers("Layers: norm of all parameters but the clock's", "norm", sides([&](auto side) {
+                                              std::vector<draw::Point> points;
+                                              for (size_t i = 0; i < L; ++i)
+                                                points.push_back({static_cast<double>(i), whole.layers[i].*side});
+                                              return points;
+                                            }),
+                                            L);
   draw::Heatmap groups;
   groups.title = "Groups of parameters: norm";
-  groups.rows = clock ? 2 : 1;
-  groups.columns = static_cast<int64_t>(whole.groups.size());
-  groups.row_names = clock ? std::vector<draw::CellName>{{"with"}, {"without"}} : std::vector<draw::CellName>{{"norm"}};
-  groups.column_label = "group";
+  groups.rows = static_cast<int64_t>(whole.groups.size());
+  groups.columns = clock ? 2 : 1;
+  groups.column_names = clock ? std::vector<draw::CellName>{{"with stop-gradient"}, {"without"}} : std::vector<draw::CellName>{{"norm"}};
   groups.scale = draw::ColorScale::kPaper;
   groups.low = 0;
-  for (const auto side : {&Paired::with, &Paired::without}) {
-    if (side == &Paired::without && !clock) break;
-    for (const auto& one : whole.groups) groups.values.push_back(one.norm.*side);
+  for (const auto& one : whole.groups) {
+    groups.row_names.push_back({one.name});
+    groups.values.push_back(one.norm.with);
+    if (clock) groups.values.push_back(one.norm.without);
   }
-  for (const auto& one : whole.groups) groups.column_names.push_back({one.name});
   draw::Figure figure{.title = "Gradients of the loss",
                       .panels = {growth, layers, groups},
                       .notes = {text("Means over %lld sequences; layers and groups over %lld tokens.",
@@ -169,9 +184,10 @@ draw::Figure figure_of(const std::vector<Gradients>& lengths) {
     for (const ClockGradient& one : whole.clocks) points.push_back({static_cast<double>(one.layer), number(one)});
     return points;
   };
-  figure.panels.emplace_back(plot("Gain of the reverse sum, and alignment of the tokens' gradients", "layer", "times",
-                                  {line_of("gain", 2, of_clocks([](const ClockGradient& one) { return one.gain; })),
-                                   line_of("alignment", 3, of_clocks([](const ClockGradient& one) { return one.alignment; }))}));
+  figure.panels.emplace_back(over_layers("Gain of the reverse sum, and alignment of the tokens' gradients", "times",
+                                         {line_of("gain", 2, of_clocks([](const ClockGradient& one) { return one.gain; })),
+                                          line_of("alignment", 3, of_clocks([](const ClockGradient& one) { return one.alignment; }))},
+                                         L));
   const auto paths = [&](const std::string& title, auto at, auto sum) {
     std::vector<draw::Line> lines;
     const char* names[] = {"key write", "value write", "readout"};
@@ -179,7 +195,7 @@ draw::Figure figure_of(const std::vector<Gradients>& lengths) {
     lines.push_back(line_of("their sum", 0, of_clocks([&](const auto& one) { return one.*sum; })));
     lines.back().color = draw::kInk;
     lines.back().stroke = draw::Stroke::kDashed;
-    figure.panels.emplace_back(plot(title, "layer", "norm", std::move(lines)));
+    figure.panels.emplace_back(over_layers(title, "norm", std::move(lines), L));
   };
   paths("The three paths to the clock, each by itself: gradient of the clock", &ClockGradient::at_clock, &ClockGradient::clock);
   paths("The same: gradient of the clock's projection", &ClockGradient::at_projection, &ClockGradient::projection);
@@ -189,7 +205,7 @@ draw::Figure figure_of(const std::vector<Gradients>& lengths) {
 }  // namespace
 
 void probe_gradients(Probe& probe) {
-  const at::Tensor some = probe.ids.narrow(0, 0, std::min(probe.ids.size(0), kSequences));
+  const at::Tensor some = probe.ids.narrow(0, 0, std::min(probe.ids.size(0), probe.gradient_sequences));
   std::vector<Gradients> lengths;
   for (int64_t i = kLengths - 1; i >= 0; --i) {
     const int64_t T = some.size(1) >> i;

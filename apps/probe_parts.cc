@@ -20,6 +20,7 @@ constexpr int64_t kReadSequences = 4;   // whose reads are written out
 constexpr int64_t kReadTokens = 512;    // of each; memory grows with the square
 constexpr int64_t kParts = 8;           // of a sequence, after which the slots are looked at
 constexpr int64_t kMostNamedRows = 40;  // rows of a picture that have names
+constexpr size_t kMostTicks = 16;       // sequences on the axis of a picture
 
 Json row_of(const char* table, const Head& head) { return {{"table", table}, {"layer", head.layer}, {"head", head.head}}; }
 
@@ -209,10 +210,10 @@ void probe_variance(Probe& probe) {
     }
   }
   if (probe.out.empty()) return;
-  std::vector<draw::Panel> panels = {layers_map("Between tokens, of all", probe.increments.heads, shares)};
+  std::vector<draw::Panel> panels = {layers_map("Share of the variance between tokens", probe.increments.heads, shares)};
   if (!cases.empty()) panels.emplace_back(cases_map(probe.increments, cases));
   picture(probe, "variance.png",
-          {.title = "Share of the increments' variance that the token explains",
+          {.title = "Token or context: what decides an increment",
            .panels = panels,
            .notes = {"The rest is variance among occurrences of the same token, which only their context can cause."},
            .description = ""});
@@ -269,6 +270,8 @@ void probe_interventions(Probe& probe) {
       line.points.push_back({static_cast<double>(n + 1), results[i].losses[n] - results[0].losses[n]});
     plot.lines.push_back(line);
   }
+  const size_t N = results[0].losses.size();
+  for (size_t n = 0; n < N; n += N / kMostTicks + 1) plot.x_ticks.push_back(static_cast<double>(n + 1));
   picture(probe, "interventions.png", {.title = "Increments replaced", .panels = {plot}, .notes = {}, .description = ""});
 }
 

@@ -23,8 +23,9 @@ struct Probe {
   at::Tensor ids;       // [N, T]: the sequences that are analysed
   at::Tensor held_out;  // [N', T]: the sequences for the interventions
   int64_t shift = 257;
-  int64_t page_tokens = 192;  // of the first sequence, shown on the page
-  std::filesystem::path out;  // folder for pictures and the page; empty for none
+  int64_t gradient_sequences = 4;  // at most
+  int64_t page_tokens = 192;       // of the first sequence, shown on the page
+  std::filesystem::path out;       // folder for pictures and the page; empty for none
   std::function<analysis::Progress(const std::string& what)> progress;
 
   // Results.

@@ -280,7 +280,10 @@ Gradients measure_gradients(const CausalLM& model, const Weights& w, const at::T
   const Groups groups(model);
   const size_t L = model.layers().size();
   const auto N = static_cast<double>(ids.size(0));
-  Gradients out{.sequences = ids.size(0), .tokens = ids.size(1), .layers = std::vector<Paired>(L)};
+  Gradients out{.sequences = ids.size(0),
+                .tokens = ids.size(1),
+                .rests = std::vector<Paired>(static_cast<size_t>(ids.size(0))),
+                .layers = std::vector<Paired>(L)};
   for (const std::string& name : groups.names()) out.groups.push_back({.name = name});
   for (ParameterId id = 0; id < model.table().specs().size(); ++id) {
     out.groups[groups.group(id)].parameters += model.table().specs()[id].numel();
@@ -291,6 +294,7 @@ Gradients measure_gradients(const CausalLM& model, const Weights& w, const at::T
       out.all.*side += norms.all / N;
       out.clock.*side += norms.clock / N;
       out.rest.*side += norms.rest / N;
+      out.rests[static_cast<size_t>(n)].*side = norms.rest;
       out.share.*side += std::pow(norms.clock / norms.all, 2) / N;
       for (size_t i = 0; i < out.groups.size(); ++i) out.groups[i].norm.*side += norms.groups[i] / N;
       for (size_t i = 0; i < L; ++i) out.layers[i].*side += norms.layers[i] / N;

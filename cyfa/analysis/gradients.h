@@ -57,11 +57,12 @@ struct ClockGradient {
 // What one text gives. Norms are means over the sequences of the norm of each.
 struct Gradients {
   int64_t sequences = 0, tokens = 0;
-  double loss = 0;    // mean cross-entropy of next-token prediction, nats
-  Paired all = {};    // of all parameters
-  Paired clock = {};  // of the clocks' projections and biases
-  Paired rest = {};   // of all others
-  Paired share = {};  // the clocks' part of the squared norm
+  double loss = 0;                 // mean cross-entropy of next-token prediction, nats
+  Paired all = {};                 // of all parameters
+  Paired clock = {};               // of the clocks' projections and biases
+  Paired rest = {};                // of all others
+  std::vector<Paired> rests = {};  // the same of each sequence
+  Paired share = {};               // the clocks' part of the squared norm
   std::vector<GradientGroup> groups = {};
   std::vector<Paired> layers = {};         // of each layer's parameters but the clock's
   std::vector<ClockGradient> clocks = {};  // of each layer with a clock

@@ -15,6 +15,23 @@ TEXT = ROOT / "data/alice/alice.txt"
 SMALL = ["--tokens", "64", "--sequences", "4", "--held-out", "2", "-q"]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
+HAND = """<script>{
+const box = document.getElementById("text"), head = document.getElementById("head"), slider = document.getElementById("token");
+box.style.height = "40px";
+box.style.width = "120px";
+const seen = () => {
+  const frame = box.getBoundingClientRect(), token = box.querySelector(".now").getBoundingClientRect();
+  return `${document.body.dataset.head} ${document.body.dataset.token} ${token.bottom > frame.top && token.top < frame.bottom}`;
+};
+head.value = 3;
+head.dispatchEvent(new Event("change"));
+slider.value = 39;
+slider.dispatchEvent(new Event("input"));
+const end = seen();
+box.children[2].click();
+document.body.dataset.seen = `${end}, ${seen()}`;
+}</script>"""
+
 
 class Probe(CliTest):
     def setUp(self):
@@ -22,8 +39,8 @@ class Probe(CliTest):
         self.model = self.folder / "model"
         self.check(run("init", "cyfa-bytes-2m", self.model), 0)
 
-    def rows(self, *arguments):
-        result = run("probe", self.model, TEXT, *SMALL, *arguments, "--json")
+    def rows(self, *arguments, sizes=SMALL):
+        result = run("probe", self.model, TEXT, *sizes, *arguments, "--json")
         self.check(result, 0)
         self.assertEqual(result.stderr, "")
         tables = {}
@@ -68,7 +85,7 @@ class Probe(CliTest):
             self.assertEqual((len(row["used"]), len(row["energy"])), (8, 63))
 
     def test_gradients(self):
-        tables = self.rows("--only", "gradients", "--sequences", "1")
+        tables = self.rows("--only", "gradients", sizes=["--tokens", "64", "--sequences", "1", "--held-out", "0", "-q"])
         self.assertEqual([(row["sequences"], row["tokens"]) for row in tables["gradients"]], [(1, 8), (1, 16), (1, 32), (1, 64)])
         for row in tables["gradients"]:
             for side in ("", "_without"):
@@ -76,6 +93,7 @@ class Probe(CliTest):
                 self.assertAlmostEqual(whole, math.hypot(clock, rest), places=9)
                 self.assertAlmostEqual(row["share" + side], (clock / whole) ** 2, places=9)
             self.assertNotEqual(row["rest"], row["rest_without"])
+            self.assertEqual((row["rests"], row["rests_without"]), ([row["rest"]], [row["rest_without"]]))
         whole = tables["gradients"][-1]
         groups = {row["group"]: row for row in tables["gradient_groups"]}
         for side, name in (("", "norm"), ("_without", "norm_without")):
@@ -102,10 +120,11 @@ class Probe(CliTest):
     def test_gradients_of_a_model_without_a_clock(self):
         self.model = self.folder / "kda"
         self.check(run("init", ROOT / "configs/parity/kda.json", self.model), 0)
-        tables = self.rows("--only", "gradients", "-o", self.folder / "out")
+        tables = self.rows("--only", "gradients", "--gradient-sequences", "2", "-o", self.folder / "out")
         self.assertEqual(set(tables), {"probe", "gradients", "gradient_groups", "gradient_layers"})
         for row in tables["gradients"]:
-            self.assertEqual(row["clock"], 0)
+            self.assertEqual((row["clock"], row["sequences"], len(row["rests"])), (0, 2, 2))
+            self.assertAlmostEqual(row["rest"], sum(row["rests"]) / 2, places=9)
             self.assertGreater(row["all"], 0)
             self.assertIsNone(row["all_without"])
         self.assertEqual([path.name for path in (self.folder / "out").iterdir()], ["gradients.png"])
@@ -165,15 +184,16 @@ class Probe(CliTest):
         self.check_error(run("probe", self.model, TEXT, *SMALL, "--shift", "126"), "126", "moves nothing")
         self.check_error(run("probe", self.model, TEXT, *SMALL, "-o", short), "short.txt")
 
+    def dom_of(self, address):
+        arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
+        command = [BROWSER, *arguments, f"--user-data-dir={self.folder / 'browser'}", address]
+        return subprocess.run(command, capture_output=True, timeout=300, check=True).stdout.decode()
+
     @unittest.skipUnless(BROWSER, "no chromium")
     def test_the_page_in_a_browser(self):
         out = self.folder / "out"
         self.check(run("probe", self.model, TEXT, *SMALL, "--page-tokens", "40", "-o", out, "--only", "page"), 0)
-        page = (out / "page.html").as_uri()
-        arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
-        command = [BROWSER, *arguments, f"--user-data-dir={self.folder / 'browser'}", f"{page}#head=4&token=30"]
-        found = subprocess.run(command, capture_output=True, timeout=300, check=True)
-        dom = found.stdout.decode()
+        dom = self.dom_of(f"{(out / 'page.html').as_uri()}#head=4&token=30")
         body = re.search(r"<body[^>]*>", dom)[0]
         self.assertIn('data-ready="yes"', body)
         self.assertIn('data-head="L1H1"', body)
@@ -186,6 +206,10 @@ class Probe(CliTest):
         writers = data["heads"][4]["writers"][30]
         table = re.search(r'<table id="writers">(.*?)</table>', dom, re.DOTALL)[1]
         self.assertEqual(re.findall(r"<td>(-?\d\.\d{3})</td></tr>", table), [f"{weight:.3f}" for _, weight in writers])
+        # Someone picks another head, moves the slider to the end and then clicks on a token, in a box of one short line.
+        (self.folder / "hand.html").write_text((out / "page.html").read_text().replace("</body>", HAND + "</body>"))
+        body = re.search(r"<body[^>]*>", self.dom_of((self.folder / "hand.html").as_uri()))[0]
+        self.assertIn('data-seen="L1H0 39 true, L1H0 2 true"', body)
 
 
 if __name__ == "__main__":
