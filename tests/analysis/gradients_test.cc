@@ -152,9 +152,11 @@ TEST(Gradients, NormsWithAndWithoutTheStopGradient) {
   const auto with = plain_gradients(stopped, ids, same), without = plain_gradients(open, ids, same);
   const auto all = [](const std::string&) { return true; };
   const auto rest = [](const std::string& name) { return !of_clock(name); };
+  const auto loss_of = [&](const CausalLM& model) { return model.next_token_loss(model.weights(), ids).item<double>(); };
+  EXPECT_EQ(loss_of(stopped), loss_of(open));
   for (const CausalLM* model : {&stopped, &open}) {  // whatever the config says
     const Gradients found = measure_gradients(*model, model->weights(), ids);
-    EXPECT_NEAR(found.loss, stopped.next_token_loss(stopped.weights(), ids).item<double>(), 1e-12);
+    EXPECT_NEAR(found.loss, loss_of(*model), 1e-12);
     EXPECT_NEAR(found.all.with, norm_where(stopped, with, all), 1e-12);
     EXPECT_NEAR(found.all.without, norm_where(stopped, without, all), 1e-12);
     EXPECT_NEAR(found.clock.with, norm_where(stopped, with, of_clock), 1e-12);

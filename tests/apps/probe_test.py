@@ -59,6 +59,13 @@ class Probe(CliTest):
         self.assertLess(original["loss"], 5)  # chance: ln 4096 = 8.3
         for row in others:
             self.assertGreater(row["change"], 0.01, row)
+        gradients = [row for row in rows if row["table"] == "gradients"]
+        for row in gradients:
+            self.assertGreater(row["rest_without"], row["rest"])
+        self.assertGreater(gradients[-1]["rest_without"], 1.3 * gradients[-1]["rest"])
+        for row in rows:
+            if row["table"] == "clock_paths" and row["at"] == "projection":  # three large paths that cancel
+                self.assertLess(row["left"], 0.4)
 
     def test_tables(self):
         tables = self.rows()
