@@ -1,6 +1,5 @@
 // The part of `cyfa probe` about gradients (cyfa/analysis/gradients.h): norms with and without the clock's stop-gradient, what the clock's
 // gradient is made of, and how all of it grows with the length of the text. Also for models without a clock.
-#include <cmath>
 #include <iostream>
 
 #include "apps/probe_parts.h"
