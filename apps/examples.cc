@@ -96,6 +96,7 @@ constexpr Example kExamples[] = {
     {"probe", "DIR text.txt", "tables of what the clock does on a text"},
     {"probe", "DIR text.txt -o probe", "also pictures, and probe/page.html to open in a browser"},
     {"probe", "DIR text.txt --tokens 64 --sequences 4 --held-out 2 --only interventions", "one analysis, of little text"},
+    {"probe", "DIR text.txt --tokens 64 --held-out 0 --only gradients", "the norms of gradients, of any model"},
 
     {"demo recall", "", "eight pairs, at most 800 steps"},
     {"demo recall", "--pairs 4 -o recall.png", "an easier task, also as an image"},

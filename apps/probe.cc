@@ -27,7 +27,7 @@ constexpr int64_t kLeastTokens = 32, kLeastSequences = 5;
 struct Options {
   std::string folder, text, tokenizer, device = "cpu", dtype, json, out;
   std::vector<std::string> only;
-  int64_t tokens = 0, sequences = 0, held_out = -1, shift = 0, page_tokens = 192;
+  int64_t tokens = 0, sequences = 0, held_out = -1, shift = 0, page_tokens = 192, gradient_sequences = 4;  // the paper's number
   int threads = 0;
   bool quiet = false;
 };
@@ -36,8 +36,12 @@ struct Part {
   const char* name;
   void (*run)(Probe&);
 };
-constexpr Part kParts[] = {
-    {"variance", probe_variance}, {"interventions", probe_interventions}, {"ages", probe_ages}, {"page", probe_page}};
+constexpr const char* kGradients = "gradients";  // the analysis of models without a clock
+constexpr Part kParts[] = {{"variance", probe_variance},
+                           {"interventions", probe_interventions},
+                           {"ages", probe_ages},
+                           {kGradients, probe_gradients},
+                           {"page", probe_page}};
 
 // How far an analysis is, on the standard error: a line that overwrites itself on a terminal, elsewhere one line for each analysis.
 analysis::Progress progress_of(const std::string& what, bool quiet) {
@@ -96,13 +100,17 @@ int run_probe(const Options& options) {
   const at::Device device = parse_device(options.device);
   const std::string folder = checkpoint_folder(options.folder);
   const CausalLM model = load_checkpoint(folder, {std::nullopt, device, false});
-  analysis::clock_layers(model);  // refuses a model without a clock before any work
+  const bool clock = analysis::has_clock(model);
+  if (!clock && options.only != std::vector<std::string>{kGradients}) {
+    throw std::invalid_argument(options.folder + " is a " + model.config().kind->model_type +
+                                ", which has no clock; wanted a model with cyclic_flow_attention layers, or `--only gradients`");
+  }
   const auto tokenizer = options.tokenizer.empty() ? checkpoint_tokenizer(folder, model.config()) : load_tokenizer(options.tokenizer);
   const std::vector<int64_t> ids = read_tokens(options, *tokenizer);
   const Windows windows = windows_of(options, static_cast<int64_t>(ids.size()));
   if (!options.out.empty()) {
     fs::create_directories(options.out);
-    check_writable(fs::path(options.out) / "increments.png");
+    check_writable(fs::path(options.out) / (clock ? "increments.png" : "gradients.png"));
   }
   if (!options.json.empty() && options.json != "-") check_writable(options.json);
 
@@ -119,6 +127,7 @@ int run_probe(const Options& options) {
               .shift = options.shift > 0        ? options.shift
                        : windows.T - 1 > kShift ? kShift
                                                 : (windows.T - 1) / 2,
+              .gradient_sequences = options.gradient_sequences,
               .page_tokens = std::min(options.page_tokens, windows.T),
               .out = options.out,
               .progress = [&](const std::string& what) { return progress_of(what, options.quiet); },
@@ -132,17 +141,18 @@ int run_probe(const Options& options) {
                         {"device", options.device}});
   if (probe.prints) {
     std::cout << text("%s: %zu heads with a clock; %lld sequences of %lld tokens, %lld held out\n", options.folder.c_str(),
-                      analysis::clock_heads(model).size(), static_cast<long long>(windows.sequences), static_cast<long long>(windows.T),
-                      static_cast<long long>(windows.held_out));
+                      clock ? analysis::clock_heads(model).size() : 0, static_cast<long long>(windows.sequences),
+                      static_cast<long long>(windows.T), static_cast<long long>(windows.held_out));
   }
-  probe_increments(probe);
+  if (clock) probe_increments(probe);
   for (const Part& part : kParts) {
     if (std::string(part.name) == "interventions" && windows.held_out == 0) continue;
     if (options.only.empty() || std::find(options.only.begin(), options.only.end(), part.name) != options.only.end()) part.run(probe);
     std::cout << std::flush;
   }
   write_rows(options.json, probe.rows);
-  if (probe.prints && !options.out.empty()) std::cout << "\npictures and page.html written to " << options.out << '\n';
+  if (probe.prints && !options.out.empty())
+    std::cout << "\npictures" << (clock ? " and page.html" : "") << " written to " << options.out << '\n';
   return kDone;
 }
 
@@ -169,12 +179,15 @@ void add_probe(CLI::App& app, Action& action) {
   command->add_option("--shift", options->shift, "Tokens by which one intervention shifts the increments")
       ->check(CLI::PositiveNumber)
       ->default_str(text("%lld, or half of a shorter sequence", static_cast<long long>(kShift)));
+  command->add_option("--gradient-sequences", options->gradient_sequences, "Most sequences whose gradients are measured")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->add_option("--page-tokens", options->page_tokens, "Tokens of the text on the page")
       ->check(CLI::Range(1, 2048))
       ->capture_default_str();
   std::vector<std::string> names;
   for (const Part& part : kParts) names.emplace_back(part.name);
-  command->add_option("--only", options->only, "Analyses to run besides the increments")
+  command->add_option("--only", options->only, "Analyses to run besides the increments; gradients alone, of a model without a clock")
       ->check(CLI::IsMember(names))
       ->type_name("NAME")
       ->default_str("all");

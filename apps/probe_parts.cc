@@ -6,7 +6,6 @@
 #include "apps/interrupt.h"
 #include "cyfa/analysis/page.h"
 #include "cyfa/data/utf8.h"
-#include "cyfa/draw/figure.h"
 #include "cyfa/io/atomic_file.h"
 
 namespace cyfa::app {
@@ -15,11 +14,13 @@ namespace {
 using analysis::Head;
 
 constexpr int64_t kBins = 50;           // of the histogram of increments
+constexpr int64_t kCaseBins = 20;       // of the histogram of one token's
 constexpr size_t kCases = 6;            // tokens shown with their contexts
 constexpr int64_t kReadSequences = 4;   // whose reads are written out
 constexpr int64_t kReadTokens = 512;    // of each; memory grows with the square
 constexpr int64_t kParts = 8;           // of a sequence, after which the slots are looked at
 constexpr int64_t kMostNamedRows = 40;  // rows of a picture that have names
+constexpr size_t kMostTicks = 16;       // sequences on the axis of a picture
 
 Json row_of(const char* table, const Head& head) { return {{"table", table}, {"layer", head.layer}, {"head", head.head}}; }
 
@@ -58,12 +59,6 @@ draw::Heatmap layers_map(const std::string& title, const std::vector<Head>& head
   return map;
 }
 
-void picture(const Probe& probe, const char* name, const draw::Figure& figure) {
-  if (probe.out.empty()) return;
-  const WriteGuard guard;
-  draw::write_figure(probe.out / name, figure);
-}
-
 // A text on one line, with `…` where it is cut from.
 std::string one_line(const std::string& bytes) {
   std::string out = as_utf8(bytes);
@@ -72,9 +67,36 @@ std::string one_line(const std::string& bytes) {
   return out;
 }
 
+// A row for each case: how its token's increments are spread over its occurrences.
+draw::Heatmap cases_map(const analysis::Increments& increments, const std::vector<analysis::TokenCase>& cases) {
+  draw::Heatmap map;
+  map.title = "The same token in different contexts: how often it gets which increment";
+  map.rows = static_cast<int64_t>(cases.size());
+  map.columns = kCaseBins;
+  map.column_label = "increment";
+  map.scale = draw::ColorScale::kPaper;
+  map.low = 0;
+  for (const auto& one : cases) {
+    const auto head = std::find(increments.heads.begin(), increments.heads.end(), one.head) - increments.heads.begin();
+    const at::Tensor found = increments.delta[head].masked_select(increments.ids.eq(one.token)).to(at::kDouble);
+    const at::Tensor shares = at::histc(found, kCaseBins, 0, 1) / static_cast<double>(found.numel());
+    for (int64_t bin = 0; bin < kCaseBins; ++bin) map.values.push_back(shares[bin].item<double>());
+    map.row_names.push_back({text("%s \"%s\"", one.head.name().c_str(), one_line(one.word).c_str())});
+  }
+  for (int64_t bin = 0; bin < kCaseBins; ++bin)
+    map.column_names.push_back({bin % 2 == 0 ? text("%.1f", static_cast<double>(bin) / kCaseBins) : ""});
+  return map;
+}
+
 std::string percent(double share) { return std::isnan(share) ? "-" : text("%.1f%%", 100 * share); }
 
 }  // namespace
+
+void picture(const Probe& probe, const char* name, const draw::Figure& figure) {
+  if (probe.out.empty()) return;
+  const WriteGuard guard;
+  draw::write_figure(probe.out / name, figure);
+}
 
 void probe_increments(Probe& probe) {
   probe.increments = analysis::measure_increments(probe.model, probe.w, probe.ids, probe.progress("increments"));
@@ -187,9 +209,12 @@ void probe_variance(Probe& probe) {
       }
     }
   }
+  if (probe.out.empty()) return;
+  std::vector<draw::Panel> panels = {layers_map("Share of the variance between tokens", probe.increments.heads, shares)};
+  if (!cases.empty()) panels.emplace_back(cases_map(probe.increments, cases));
   picture(probe, "variance.png",
-          {.title = "Share of the increments' variance that the token explains",
-           .panels = {layers_map("Between tokens, of all", probe.increments.heads, shares)},
+          {.title = "Token or context: what decides an increment",
+           .panels = panels,
            .notes = {"The rest is variance among occurrences of the same token, which only their context can cause."},
            .description = ""});
 }
@@ -245,6 +270,8 @@ void probe_interventions(Probe& probe) {
       line.points.push_back({static_cast<double>(n + 1), results[i].losses[n] - results[0].losses[n]});
     plot.lines.push_back(line);
   }
+  const size_t N = results[0].losses.size();
+  for (size_t n = 0; n < N; n += N / kMostTicks + 1) plot.x_ticks.push_back(static_cast<double>(n + 1));
   picture(probe, "interventions.png", {.title = "Increments replaced", .panels = {plot}, .notes = {}, .description = ""});
 }
 

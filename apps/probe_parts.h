@@ -10,6 +10,7 @@
 #include "cyfa/analysis/increments.h"
 #include "cyfa/analysis/interventions.h"
 #include "cyfa/analysis/reads.h"
+#include "cyfa/draw/figure.h"
 
 namespace cyfa::app {
 
@@ -22,8 +23,9 @@ struct Probe {
   at::Tensor ids;       // [N, T]: the sequences that are analysed
   at::Tensor held_out;  // [N', T]: the sequences for the interventions
   int64_t shift = 257;
-  int64_t page_tokens = 192;  // of the first sequence, shown on the page
-  std::filesystem::path out;  // folder for pictures and the page; empty for none
+  int64_t gradient_sequences = 4;  // at most
+  int64_t page_tokens = 192;       // of the first sequence, shown on the page
+  std::filesystem::path out;       // folder for pictures and the page; empty for none
   std::function<analysis::Progress(const std::string& what)> progress;
 
   // Results.
@@ -37,6 +39,10 @@ void probe_increments(Probe& probe);  // comes first: the others use its results
 void probe_variance(Probe& probe);
 void probe_interventions(Probe& probe);
 void probe_ages(Probe& probe);
-void probe_page(Probe& probe);  // nothing without an output folder
+void probe_gradients(Probe& probe);  // for models without a clock too, and without increments
+void probe_page(Probe& probe);       // nothing without an output folder
+
+// Writes a picture to the output folder, if there is one.
+void picture(const Probe& probe, const char* name, const draw::Figure& figure);
 
 }  // namespace cyfa::app

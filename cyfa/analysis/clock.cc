@@ -1,5 +1,6 @@
 #include "cyfa/analysis/clock.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "cyfa/mixers/cyclic_flow.h"
@@ -13,6 +14,11 @@ std::string Head::name() const {
   out += "H";
   out += std::to_string(head);
   return out;
+}
+
+bool has_clock(const CausalLM& model) {
+  return std::any_of(model.layers().begin(), model.layers().end(),
+                     [](const CausalLM::Layer& layer) { return cyclic_flow_spec(layer.block->mixer()) != nullptr; });
 }
 
 std::vector<ClockLayer> clock_layers(const CausalLM& model) {

@@ -28,6 +28,8 @@ struct ClockLayer {
   int64_t slots = 0;  // m
 };
 
+// Whether a layer of the model has a clock.
+bool has_clock(const CausalLM& model);
 // The layers with a clock, in order; layers with other mixers have none. Throws std::invalid_argument if the model has no such layer.
 std::vector<ClockLayer> clock_layers(const CausalLM& model);
 // Their heads, in order.

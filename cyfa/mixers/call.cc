@@ -206,6 +206,7 @@ at::Tensor Call::cyclic_flow(size_t part, ops::CyclicFlowInputs in, const ops::C
   }
   in.cu_seqlens = cu_seqlens_;
   const ops::CyclicFlowOutput out = ops::cyclic_flow(in, options);
+  if (flow_hook_) flow_hook_(in, options, out.o);
   final_[part] = out.final_state.k;
   final_[part + 1] = out.final_state.v;
   final_[part + 2] = out.final_state.clock;

@@ -109,6 +109,12 @@ class Call {
   void hook_clock(ClockHook hook) { clock_hook_ = std::move(hook); }
   // The increments to use in place of `delta`.
   at::Tensor clock(const at::Tensor& delta) const { return clock_hook_ ? clock_hook_(delta) : delta; }
+  // Likewise for gradients: whether the clock stops them, in place of what the config says, and a look at the inputs, options and output of
+  // cyclic_flow in a forward.
+  void stop_clock_gradient(bool stops) { stops_clock_gradient_ = stops; }
+  bool stops_clock_gradient(bool of_config) const { return stops_clock_gradient_.value_or(of_config); }
+  using FlowHook = std::function<void(const ops::CyclicFlowInputs& in, const ops::CyclicFlowOptions& options, const at::Tensor& o)>;
+  void hook_flow(FlowHook hook) { flow_hook_ = std::move(hook); }
 
   // Direct access to state `part`: before() reads its value before the call (undefined means zeros), after() sets its new value.
   at::Tensor before(size_t part) const;
@@ -128,6 +134,8 @@ class Call {
   MixerState final_;
   MixerState* state_ = nullptr;
   ClockHook clock_hook_;
+  FlowHook flow_hook_;
+  std::optional<bool> stops_clock_gradient_;
 };
 
 }  // namespace cyfa

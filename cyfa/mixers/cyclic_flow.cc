@@ -97,7 +97,8 @@ class CyclicFlowMixer final : public QkvMixer {
   // In a forward, projections are computed on first use, so that the output gate occupies no memory while the operator runs.
   Projected projected(Call& call) const {
     std::vector<Call::Projection> others = {s_.gate_first, Call::Projection::of_gate(s_.b_proj, s_.b_bias)};
-    if (!c_.constant_clock) others.push_back(Call::Projection::of_gate(s_.d_proj, s_.d_bias, c_.clock_stop_gradient));
+    if (!c_.constant_clock)
+      others.push_back(Call::Projection::of_gate(s_.d_proj, s_.d_bias, call.stops_clock_gradient(c_.clock_stop_gradient)));
     if (c_.forget_gate) others.emplace_back(s_.a_proj);
     Projected y{project(call, c_.silu, others, Call::When::kOnUse), {}};
     y.in.q = split_heads(y.qkv.q, c_.shape.heads);
