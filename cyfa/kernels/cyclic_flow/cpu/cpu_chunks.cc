@@ -73,8 +73,8 @@ ChunkWorkspace::ChunkWorkspace(const ChunkSizes& sizes, int64_t tokens) : sizes_
   Parts count(nullptr);
   lay_out(sizes, tokens, count, *arrays_);
   auto room = static_cast<size_t>(count.taken() + kAlign) * sizeof(float);
-  floats_.reset(new float[room / sizeof(float)]);
-  doubles_.reset(new double[static_cast<size_t>(sizes.C)]);
+  floats_ = std::make_unique_for_overwrite<float[]>(room / sizeof(float));
+  doubles_ = std::make_unique_for_overwrite<double[]>(static_cast<size_t>(sizes.C));
   void* base = floats_.get();
   Parts parts(static_cast<float*>(std::align(kAlign * sizeof(float), static_cast<size_t>(count.taken()) * sizeof(float), base, room)));
   lay_out(sizes, tokens, parts, *arrays_);
