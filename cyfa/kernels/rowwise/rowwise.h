@@ -1,7 +1,7 @@
 // Row-wise functions of the portable path on a CPU: norms, SwiGLU, the short convolution and small reductions, each in one sweep where a
-// chain of tensor operations would take several. Called by ops/dense (rowwise.cc, portable_rowwise.cc, short_conv.cc), which splits the
-// rows over threads. fp32; rows are contiguous, and `*_stride` is the distance between rows in elements. Functions write only to their
-// non-const arguments. No torch, no threads, no allocation.
+// chain of tensor operations would take several. Called by cyclic_flow/cpu and by ops/dense (rowwise.cc, portable_rowwise.cc,
+// short_conv.cc), which splits the rows over threads. fp32; rows are contiguous, and `*_stride` is the distance between rows in elements.
+// Functions write only to their non-const arguments. No torch, no threads, no allocation.
 #pragma once
 
 #include <cstdint>

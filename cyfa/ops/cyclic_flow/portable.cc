@@ -1,7 +1,9 @@
-// The portable backend: cyclic_flow on ATen matrix products, on any device. The two-pass chunk-wise form (eq:cyfa-two-pass,
-// eq:app-cyfa-key-chunk, eq:app-cyfa-value-chunk) and its hand-derived backward (docs/operator.md). Processes sequences in segments of a
-// few chunks, so that the working set stays in the cache and memory grows only with what is saved for backward.
+// The portable backend: the two-pass chunk-wise form of cyclic_flow (eq:cyfa-two-pass, eq:app-cyfa-key-chunk, eq:app-cyfa-value-chunk) and
+// its hand-derived backward (docs/operator.md). Processes sequences in segments of a few chunks, so that memory grows only with what is
+// saved for backward. On a CPU, segments in fp32 and bf16 are computed by kernels (portable_cpu.h); here, ATen matrix products compute
+// those of every other type and device.
 #include "cyfa/ops/cyclic_flow/impl.h"
+#include "cyfa/ops/cyclic_flow/portable_cpu.h"
 #include "cyfa/ops/cyclic_flow/readout.h"
 #include "cyfa/ops/dense/portable_rowwise.h"
 #include "cyfa/ops/recurrence/gated_pass.h"
@@ -39,13 +41,13 @@ class Walk {
         beta_(some_heads(flat(in.beta), task)) {}
 
   // clock: [n, g, C] in double, after each token.
-  Prepared prepare(const SegmentCopy& copy, const at::Tensor& clock, bool for_backward) const {
+  Prepared prepare(const SegmentCopy& copy, const at::Tensor& clock) const {
     const at::ScalarType dtype = shape_.compute;
     const ClockPhases phases(clock, shape_.M, dtype);
     const at::Tensor beta = copy.gather_gate(beta_, dtype).unsqueeze(-1);
     const at::Tensor addresses = temporal_addresses(phases);
-    return Prepared{q_norm.forward(copy.gather(q_, dtype), for_backward),
-                    k_norm.forward(copy.gather(k_, dtype), for_backward),
+    return Prepared{q_norm.forward(copy.gather(q_, dtype)),
+                    k_norm.forward(copy.gather(k_, dtype)),
                     copy.gather(v_, dtype),
                     ChunkDecay(copy.gather_gate(log_alpha_, at::kDouble), dtype),
                     phases,
@@ -74,15 +76,6 @@ at::Tensor given(const std::optional<CyclicFlowState>& state, at::Tensor CyclicF
   return state ? (*state).*part : at::Tensor();
 }
 
-// What forward saves, empty where nothing is kept.
-struct Saved {
-  at::Tensor k, v;    // [rows, H, K, M], [rows, H, M, V]: states at segment starts
-  at::Tensor clock;   // [B * T, H] fp64, after each token
-  at::Tensor scores;  // [B * T, H, M], or empty if backward computes them again
-
-  explicit Saved(at::TensorList all) : k(all[0]), v(all[1]), clock(all[2]), scores(all[3]) {}
-};
-
 std::vector<at::Tensor> empty_saved(const at::TensorOptions& q, const CyclicFlowShape& s, const CyclicFlowSettings& settings) {
   const auto compute = q.dtype(s.compute);
   const bool kept = settings.keep != Keep::kNothing;
@@ -91,6 +84,9 @@ std::vector<at::Tensor> empty_saved(const at::TensorOptions& q, const CyclicFlow
           at::empty({kept ? s.B * s.T : 0, s.H}, q.dtype(at::kDouble)),
           at::empty({settings.keep == Keep::kStatesAndScores ? s.B * s.T : 0, s.H, s.M}, compute)};
 }
+
+// Whether the CPU kernels compute a call; else ATen does, on any device and in any type.
+bool on_cpu_kernels(const CyclicFlowInputs& in, const CyclicFlowShape& shape) { return in.q.is_cpu() && shape.compute == at::kFloat; }
 
 std::string take_all(const CyclicFlowInputs&) { return ""; }
 
@@ -101,11 +97,17 @@ CyclicFlowForward forward(const CyclicFlowInputs& in, const CyclicFlowSettings& 
   run_tasks(1, in.q.device(), [&](size_t) { table = readout_table(in.readout, shape.compute); });
   CyclicFlowForward out = empty_cyclic_flow_forward(in, shape);  // the final states are the running ones
   out.saved = empty_saved(in.q.options(), shape, settings);
-  const Saved saved(out.saved);
+  const SavedTensors saved(out.saved);
   start_from(out.final_state.k, given(in.initial_state, &CyclicFlowState::k));
   start_from(out.final_state.v, given(in.initial_state, &CyclicFlowState::v));
   start_from(out.final_state.clock, given(in.initial_state, &CyclicFlowState::clock));
 
+  if (on_cpu_kernels(in, shape)) {
+    std::optional<CpuInputs> cpu;
+    run_tasks(1, in.q.device(), [&](size_t) { cpu.emplace(in, shape, settings, table); });
+    run_tasks(tasks.size(), in.q.device(), [&](size_t i) { cpu->forward(tasks[i], out.final_state, saved, out.o); });
+    return out;
+  }
   run_tasks(tasks.size(), in.q.device(), [&](size_t i) {
     const WalkTask& task = tasks[i];
     const Walk walk(in, shape, settings, table, task);
@@ -124,7 +126,7 @@ CyclicFlowForward forward(const CyclicFlowInputs& in, const CyclicFlowSettings& 
       state_clock.get().copy_(clock.flatten(1).select(1, -1));
       if (settings.keep != Keep::kNothing) copy.scatter_gate(clock, mine(saved.clock));
 
-      const Prepared p = walk.prepare(copy, clock, false);
+      const Prepared p = walk.prepare(copy, clock);
       const at::Tensor scores = gated_pass_forward(p.q.out, p.k.out, p.writes, p.decay, state_k.get(), {});
       if (settings.keep == Keep::kStatesAndScores) copy.scatter(scores, mine(saved.scores));
       const SlotReadout read = read_slots(scores, p.phases, walk.table);
@@ -139,7 +141,7 @@ CyclicFlowForward forward(const CyclicFlowInputs& in, const CyclicFlowSettings& 
 
 CyclicFlowGradients backward(const CyclicFlowInputs& in, const CyclicFlowSettings& settings, at::TensorList all_saved,
                              const CyclicFlowOutputGradients& grad) {
-  const Saved saved(all_saved);
+  const SavedTensors saved(all_saved);
   const CyclicFlowShape shape = check_cyclic_flow(in);
   const std::vector<WalkTask> tasks = plan_tasks(plan_segments(cyclic_flow_offsets(in, shape), settings.size), shape.H, in.q.device());
   at::Tensor table;
@@ -159,14 +161,14 @@ CyclicFlowGradients backward(const CyclicFlowInputs& in, const CyclicFlowSetting
   const at::Tensor grad_k_weight = at::zeros_like(grad_q_weight);
   const at::Tensor grad_o = grad.o.defined() ? flat(grad.o) : at::zeros({1}, compute).expand({shape.B * shape.T, shape.H, shape.V});
 
-  run_tasks(tasks.size(), in.q.device(), [&](size_t i) {
+  const auto aten_task = [&](size_t i) {
     const WalkTask& task = tasks[i];
     const Walk walk(in, shape, settings, table, task);
     const auto mine = [&](const at::Tensor& x) { return some_heads(x, task); };
     grad_tables[i] = at::zeros_like(walk.table);
     for (auto segment = task.segments.rbegin(); segment != task.segments.rend(); ++segment) {
       const SegmentCopy copy(*segment, task.heads, in.q.device());
-      const Prepared p = walk.prepare(copy, copy.gather_gate(mine(saved.clock), at::kDouble), true);
+      const Prepared p = walk.prepare(copy, copy.gather_gate(mine(saved.clock), at::kDouble));
       const int64_t n = p.v.size(0);
       const int64_t g = p.v.size(1);
 
@@ -218,7 +220,28 @@ CyclicFlowGradients backward(const CyclicFlowInputs& in, const CyclicFlowSetting
       copy.scatter_gate(later.view({n, g, -1}), mine(flat(out.delta)));
       copy.scatter_gate(row_dot(grad_writes, p.addresses), mine(flat(out.beta)));
     }
-  });
+  };
+  if (on_cpu_kernels(in, shape)) {
+    std::optional<CpuInputs> cpu;
+    CpuInputs::GateGradients gates;
+    at::Tensor upstream;
+    CyclicFlowState initial;
+    run_tasks(1, in.q.device(), [&](size_t) {
+      cpu.emplace(in, shape, settings, table);
+      gates = cpu->empty_gate_gradients();
+      upstream = CpuInputs::rows(grad_o);
+      if (in.initial_state) initial = {in.initial_state->k.contiguous(), in.initial_state->v.contiguous(), {}};
+    });
+    run_tasks(tasks.size(), in.q.device(), [&](size_t i) {
+      grad_tables[i] = at::zeros({tasks[i].heads, shape.M, shape.M}, compute);
+      const int64_t row = static_cast<int64_t>(i);
+      cpu->backward(tasks[i], initial, saved, upstream, {running_k, running_v, running_clock}, gates, out, grad_tables[i],
+                    grad_q_weight.select(0, row), grad_k_weight.select(0, row));
+    });
+    run_tasks(1, in.q.device(), [&](size_t) { cpu->put(gates, out); });
+  } else {
+    run_tasks(tasks.size(), in.q.device(), aten_task);
+  }
 
   run_tasks(1, in.q.device(), [&](size_t) {
     const at::Tensor grad_table = at::zeros_like(table);

@@ -77,19 +77,6 @@ at::Tensor clock_gradient(const at::Tensor& x, const at::Tensor& grad_x) {
   const int64_t pairs = x.size(-1) / 2;
   // x_j rotates as exp(-i f_j clock), so dx_j / dclock = -i f_j x_j and the gradient is <grad_x, -i f x> over the real coordinates.
   const at::Tensor rate = at::arange(pairs, x.options()).mul_(2 * std::numbers::pi / static_cast<double>(2 * pairs - 1));
-  if (fp32_on_cpu(x)) {
-    const at::Tensor from = x.contiguous();
-    const at::Tensor grad = grad_x.contiguous();
-    const Rows rows(from);
-    const at::Tensor out = at::empty(without_last(x), x.options());
-    float* to = out.data_ptr<float>();
-    const float* g = grad.const_data_ptr<float>();
-    const float* f = rate.const_data_ptr<float>();
-    over_rows(rows, [&](int64_t begin, int64_t end) {
-      rowwise::turn_dot(end - begin, pairs, rows.data + begin * rows.width, g + begin * rows.width, f, to + begin);
-    });
-    return out;
-  }
   const at::Tensor z = x.unflatten(-1, {pairs, 2});
   const at::Tensor g = grad_x.unflatten(-1, {pairs, 2});
   return at::sum((z.select(-1, 1) * g.select(-1, 0) - z.select(-1, 0) * g.select(-1, 1)) * rate, -1);
@@ -99,26 +86,10 @@ RowNorm::RowNorm(const std::optional<at::Tensor>& weight, double factor, double 
   if (weight) weight_ = weight->to(dtype) * factor;
 }
 
-RowNorm::Rows RowNorm::forward(const at::Tensor& x, bool for_backward) const {
+RowNorm::Rows RowNorm::forward(const at::Tensor& x) const {
   Rows out;
   if (!weight_.defined()) {
     out.out = factor_ == 1.0 ? x : x * factor_;
-    return out;
-  }
-  if (fp32_on_cpu(x)) {
-    const ops::Rows rows(x);
-    std::vector<int64_t> shape = x.sizes().vec();
-    out.out = at::empty(shape, x.options());
-    if (for_backward) out.unit = at::empty(shape, x.options());
-    shape.back() = 1;
-    out.rate = at::empty(shape, x.options());
-    float* to = out.out.data_ptr<float>();
-    float* unit = for_backward ? out.unit.data_ptr<float>() : nullptr;
-    float* rate = out.rate.data_ptr<float>();
-    over_rows(rows, [&](int64_t begin, int64_t end) {
-      rowwise::rms_norm(end - begin, rows.width, rows.data + begin * rows.stride, rows.stride, weight_.const_data_ptr<float>(),
-                        static_cast<float>(eps_), rate + begin, unit ? unit + begin * rows.width : nullptr, to + begin * rows.width);
-    });
     return out;
   }
   // The clamp keeps the rate of padding rows finite.
@@ -130,18 +101,9 @@ RowNorm::Rows RowNorm::forward(const at::Tensor& x, bool for_backward) const {
 
 at::Tensor RowNorm::backward(const Rows& rows, at::Tensor grad, const at::Tensor& grad_weight) const {
   if (!weight_.defined()) return factor_ == 1.0 ? grad : grad.mul_(factor_);
-  const int64_t width = grad.size(-1);
-  if (fp32_on_cpu(grad) && grad.is_contiguous()) {
-    const at::Tensor sum = at::zeros({width}, grad.options());
-    // One thread, so that the sum over rows has a fixed order.
-    rowwise::rms_norm_backward(grad.numel() / width, width, rows.unit.const_data_ptr<float>(), rows.rate.const_data_ptr<float>(),
-                               weight_.const_data_ptr<float>(), grad.data_ptr<float>(), sum.data_ptr<float>());
-    grad_weight.add_(sum, factor_);
-    return grad;
-  }
   const at::Tensor shared = rows.unit * grad;
   grad_weight.add_(shared.flatten(0, -2).sum(0), factor_);
-  const at::Tensor along = at::matmul(shared, weight_).div_(static_cast<double>(width)).unsqueeze(-1);
+  const at::Tensor along = at::matmul(shared, weight_).div_(static_cast<double>(grad.size(-1))).unsqueeze(-1);
   return grad.mul_(weight_).addcmul_(rows.unit, along, -1).mul_(rows.rate);
 }
 

@@ -1,5 +1,5 @@
-// Row-wise functions of the portable path: one sweep of a CPU kernel (cyfa/kernels/rowwise) for fp32 on a CPU, ATen otherwise. Used by the
-// chunk-wise passes of cyclic_flow and the recurrences.
+// Row-wise functions of the portable path, used by the chunk-wise passes of the recurrences and, where it has no CPU kernels, of
+// cyclic_flow. The first two are one sweep of a CPU kernel (cyfa/kernels/rowwise) for fp32 on a CPU, and ATen otherwise.
 #pragma once
 
 #include <torch/types.h>
@@ -24,12 +24,11 @@ class RowNorm {
 
   struct Rows {
     at::Tensor out;   // the result
-    at::Tensor unit;  // x / rms(x); undefined if not needed
+    at::Tensor unit;  // x / rms(x); undefined without a weight, like rate
     at::Tensor rate;  // 1 / rms(x), [..., 1]
   };
 
-  // `unit` is guaranteed to be set only if `for_backward`.
-  Rows forward(const at::Tensor& x, bool for_backward) const;
+  Rows forward(const at::Tensor& x) const;
 
   // Returns the gradient of x; overwrites `grad`. Adds the gradient of the original weight, without the factor, to grad_weight [K].
   at::Tensor backward(const Rows& rows, at::Tensor grad, const at::Tensor& grad_weight) const;
