@@ -47,11 +47,13 @@ Json timed(const Json& key, const Place& place) {
   }
   words.insert(words.end(), {"--json", "-"});
   Json result = Json::object();
+  const auto start = std::chrono::steady_clock::now();
   try {
     result["rows"] = io::parse_json(output_of(words), "output of cyfa bench");
   } catch (const std::runtime_error& e) {
     result["failed"] = e.what();
   }
+  result["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   fs::remove_all(place.folder);
   return result;
 }

@@ -152,6 +152,11 @@ class Report {
                                     grouped(plan_.tokens_per_run() / static_cast<double>(e_.mqar.epochs)).c_str(),
                                     static_cast<long long>(e_.mqar.batch), e_.train.dtype.c_str(), plain(e_.mqar.enough).c_str())});
     }
+    if (e_.kind == Kind::kSpeed && !runs_.empty()) {
+      const Json& key = runs_.front().first.key;
+      table.add({"timing", format("medians of %d repeats, %s, on %s", e_.speed.repeats, e_.train.dtype.c_str(),
+                                  key["device"] == "cpu" ? "the CPU" : key["device"].get<std::string>().c_str())});
+    }
     if (trains_on_text() || e_.kind == Kind::kMqar) {
       table.add({"learning rates", joined_numbers(e_.rates)});
       table.add({"seeds", joined_numbers(e_.seeds)});
@@ -420,7 +425,7 @@ class Report {
     std::vector<std::string> names = {"variant"};
     for (const int64_t T : lengths) {
       names.push_back(grouped(static_cast<double>(T)));
-      plot.x_ticks.push_back(static_cast<double>(T));
+      if (T > 0) plot.x_ticks.push_back(static_cast<double>(T));  // 0 has no place on a logarithmic axis
     }
     Columns table(names);
     for (size_t i = 0; i < e_.variants.size(); ++i) {

@@ -274,8 +274,10 @@ op = { op = "scalar_gated_la", H = 2, K = 8, V = 8 }
 """)
         self.check(run("experiment", recipe, "--out", self.folder / "out", "--threads", "1"), 0)
         self.assertEqual(len(self.runs("out", "speed")), 6)
+        self.assertTrue(all(one["result"]["seconds"] > 0 for one in json.loads((self.folder / "out/speed/runs.json").read_text())["runs"]))
         report = (self.folder / "out/speed/report.md").read_text()
-        for words in ("Training throughput", "## Operators, backward", "| op |", "## Decoding one sequence", "## State of a sequence, MB"):
+        for words in ("Training throughput", "## Operators, backward", "| op |", "## Decoding one sequence", "## State of a sequence, MB",
+                      "| timing | medians of 2 repeats, fp32, on the CPU |"):
             self.assertIn(words, report)
 
 
