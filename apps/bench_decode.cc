@@ -1,7 +1,9 @@
-// cyfa bench decode: checks a model's decode step against its forward pass, then times it beside a plain read of the weights.
+// cyfa bench decode: checks a model's decode step against its forward pass, then times it beside a plain read of the weights. With
+// --contexts the sequences have read so many tokens before, which costs time and memory where the state grows with the sequence.
 #include <ATen/Parallel.h>
 
 #include <iostream>
+#include <map>
 
 #include "apps/checkpoint_folder.h"
 #include "apps/commands.h"
@@ -23,7 +25,7 @@ namespace {
 struct Options {
   std::string model;
   std::string dtype = "bf16", device = "cpu", engine = "auto", json;
-  std::vector<int64_t> batches = {1, 8};
+  std::vector<int64_t> batches = {1, 8}, contexts = {0};
   int repeats = 0;
   int threads = 0;
   bool kernels = false;
@@ -42,6 +44,41 @@ uint64_t read_once(const std::vector<at::Tensor>& tensors) {
   }
   return total;
 }
+
+constexpr int64_t kPrefill = 4096;  // tokens of a forward, when the sequences read their context
+
+// The states of one sequence after `contexts` random tokens, each in increasing order of the tokens.
+std::map<int64_t, ModelState> states_after(StepEngine& engine, std::vector<int64_t> contexts) {
+  std::sort(contexts.begin(), contexts.end());
+  const CausalLM& model = engine.model();
+  std::map<int64_t, ModelState> states;
+  ModelState now = model.initial_state(1);
+  int64_t read = 0;
+  for (const int64_t context : contexts) {
+    while (read < context) {
+      const int64_t count = std::min(kPrefill, context - read);
+      now = engine.forward(at::randint(0, model.config().vocab_size, {1, count}, at::kLong), std::nullopt, &now).final_state;
+      read += count;
+    }
+    states.emplace(context, now.clone());
+  }
+  return states;
+}
+
+// One of the timed steps.
+struct Case {
+  int64_t batch = 1, context = 0;
+  ModelState state;
+  at::Tensor ids;
+  std::shared_ptr<StepEngine> engine;  // one for each case, since recorded steps belong to a state
+  double error = 0;
+
+  std::string name() const {
+    std::string words = text("batch %lld", static_cast<long long>(batch));
+    if (context > 0) words += text(" after %lld tokens", static_cast<long long>(context));
+    return words;
+  }
+};
 
 int run_decode(const Options& options) {
   if (options.threads > 0) use_threads(options.threads, "--threads");
@@ -63,30 +100,28 @@ int run_decode(const Options& options) {
     bytes += static_cast<double>(w[id].nbytes());
   }
   uint64_t sum = 0;
-  // Every round runs a step of each batch and reads the weights once, so that a change of the machine's speed affects all alike.
-  std::vector<ModelState> states;
-  std::vector<at::Tensor> ids;
-  std::vector<Task> tasks;
-  for (const int64_t B : options.batches) {
-    states.push_back(model.initial_state(B));
-    ids.push_back(at::randint(0, model.config().vocab_size, {B}, at::kLong));
-  }
-  std::vector<std::shared_ptr<StepEngine>> steps;  // one a batch, since recorded steps belong to a state
-  for (size_t i = 0; i < ids.size(); ++i) {
-    steps.push_back(not_recorded.empty() ? record_steps(engine) : engine);
-    tasks.push_back({[&, i] { steps[i]->step(ids[i], states[i]); }});
-  }
+  // Every round runs a step of each case and reads the weights once, so that a change of the machine's speed affects all alike.
   at::manual_seed(1);
+  std::vector<Case> cases;
+  {
+    const std::map<int64_t, ModelState> after = states_after(*engine, options.contexts);
+    for (const int64_t context : options.contexts) {
+      for (const int64_t B : options.batches) {
+        cases.push_back({.batch = B,
+                         .context = context,
+                         .state = context == 0 ? model.initial_state(B) : after.at(context).select(std::vector<int64_t>(B, 0)),
+                         .ids = at::randint(0, model.config().vocab_size, {B}, at::kLong),
+                         .engine = not_recorded.empty() ? record_steps(engine) : engine});
+      }
+    }
+  }
   const double limit = step_error_limit(dtype);
-  std::vector<double> errors;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const int64_t B = options.batches[i];
-    errors.push_back(step_error(*steps[i], states[i]));
-    const bool good = errors.back() <= limit;  // false for NaN
+  for (Case& c : cases) {
+    c.error = step_error(*c.engine, c.state, c.context > 0);
+    const bool good = c.error <= limit;  // false for NaN
     if (!good || prints_text(options.json)) {
-      (good ? std::cout : std::cerr) << text("check     batch %lld: logits of %lld steps against the forward pass %.1e, limit %.0e: %s\n",
-                                             static_cast<long long>(B), static_cast<long long>(kCheckTokens), errors.back(), limit,
-                                             good ? "ok" : "FAILED")
+      (good ? std::cout : std::cerr) << text("check     %s: logits of %lld steps against the forward pass %.1e, limit %.0e: %s\n",
+                                             c.name().c_str(), static_cast<long long>(kCheckTokens), c.error, limit, good ? "ok" : "FAILED")
                                      << std::flush;
     }
     if (!good) {
@@ -94,25 +129,30 @@ int run_decode(const Options& options) {
       return kCheckFailed;
     }
   }
+  std::vector<Task> tasks;
+  for (Case& c : cases) tasks.push_back({[&c] { c.engine->step(c.ids, c.state); }});
   if (device.is_cpu()) tasks.push_back({[&] { sum += read_once(read); }});
   const std::vector<Timing> t = measure(tasks, options.repeats, device);
   Json rows = Json::array();
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const int64_t B = options.batches[i];
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const Case& c = cases[i];
+    const int64_t B = c.batch;
     const double rate = static_cast<double>(B) / t[i].median;
+    const double state_mb = static_cast<double>(c.state.bytes()) / static_cast<double>(B) * 1e-6;
     Json row = {{"impl", "cyfa"},           {"op", "decode"},
                 {"model", name_of(path)},   {"dtype", options.dtype},
-                {"device", options.device}, {"engine", steps[i]->name()},
+                {"device", options.device}, {"engine", c.engine->name()},
                 {"path", engine->path(B)},  {"B", B},
+                {"context", c.context},     {"state_mb", state_mb},
                 {"ms", t[i].median * 1e3},  {"ms_p10", t[i].p10 * 1e3},
                 {"ms_p90", t[i].p90 * 1e3}, {"repeats", t[i].repeats},
-                {"tokens_per_s", rate},     {"ratio_to_first", rate * t[0].median / static_cast<double>(options.batches[0])},
+                {"tokens_per_s", rate},     {"ratio_to_first", rate * t[0].median / static_cast<double>(cases[0].batch)},
                 {"weight_gb", bytes * 1e-9}};
     if (device.is_cpu()) {
       row["read_gb_per_s"] = bytes / t.back().median * 1e-9;
       row["share_of_reading"] = t.back().median / t[i].median;
     }
-    row["check_rel_l2"] = {{"logits", errors[i]}};
+    row["check_rel_l2"] = {{"logits", c.error}};
     row["threads"] = at::get_num_threads();
     row["commit"] = commit();
     row["date"] = utc_date();
@@ -122,21 +162,25 @@ int run_decode(const Options& options) {
     std::cout << text("%s %s batch %-4lld %8.2f ms per step (p10 %.2f, p90 %.2f), %8.1f tokens/s, %.2f times the first batch's",
                       row["model"].get<std::string>().c_str(), options.dtype.c_str(), static_cast<long long>(B), t[i].median * 1e3,
                       t[i].p10 * 1e3, t[i].p90 * 1e3, rate, row["ratio_to_first"].get<double>());
+    if (c.context > 0) {
+      std::cout << text("\n          after %lld tokens, with a state of %.2f MB for each sequence", static_cast<long long>(c.context),
+                        state_mb);
+    }
     if (device.is_cpu()) {
       std::cout << text("\n          %.2f GB of weights, read at %.1f GB/s by a plain loop: share %.2f", bytes * 1e-9,
                         bytes / t.back().median * 1e-9, t.back().median / t[i].median);
     }
-    std::cout << text("\n          engine %s, %s\n", steps[i]->name().c_str(), engine->path(B).c_str()) << std::flush;
+    std::cout << text("\n          engine %s, %s\n", c.engine->name().c_str(), engine->path(B).c_str()) << std::flush;
   }
   if (prints_text(options.json)) {
     if (!not_recorded.empty() && device.is_cuda()) std::cout << "not recorded as a graph: " << not_recorded << '\n';
     for (const std::string& note : engine->notes()) std::cout << "note      " << note << '\n';
   }
-  for (size_t i = 0; i < ids.size() && options.kernels; ++i) {
+  for (size_t i = 0; i < cases.size() && options.kernels; ++i) {
     const KernelTable kernels;
     tasks[i].run();
     synchronize(device);
-    kernels.print(text("one step of batch %lld", static_cast<long long>(options.batches[i])).c_str());
+    kernels.print(("one step of " + cases[i].name()).c_str());
   }
   if (sum == 1) std::cout << ' ';  // uses the sums, so that they are not optimised away
   write_rows(options.json, rows);
@@ -153,6 +197,9 @@ void add_bench_decode(CLI::App& bench, Action& action) {
       ->type_name("MODEL");
   command->add_option("--B", options->batches, "Batch sizes to time, each the number of sequences decoded together")
       ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--contexts", options->contexts, "Tokens that each sequence has read before the timed steps, one or more numbers")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
       ->capture_default_str();
   add_dtype(command, &options->dtype, "the weights", {"fp32", "bf16"});
   add_device(command, &options->device);

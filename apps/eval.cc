@@ -24,8 +24,6 @@
 #include "cyfa/eval/evaluation.h"
 #include "cyfa/io/atomic_file.h"
 #include "cyfa/io/folder_lock.h"
-#include "cyfa/io/json.h"
-#include "cyfa/io/read_file.h"
 #include "cyfa/model/checkpoint.h"
 
 namespace cyfa::app {
@@ -71,19 +69,6 @@ std::string data_folder(const Options& options) {
   if (!options.data.empty()) return options.data;
   const char* named = std::getenv("CYFA_EVAL_DATA");
   return named == nullptr ? "" : named;
-}
-
-// Whether a BOS token begins every text: what the checkpoint's tokenizer does in transformers, if it says so, else what SentencePiece
-// models do there (they put it) and "bytes" does (it does not).
-bool puts_bos(const Options& options, const std::string& folder, const Tokenizer& tokenizer) {
-  if (options.bos != "auto") return options.bos == "always";
-  const fs::path file = fs::path(folder) / "tokenizer_config.json";
-  if (fs::exists(file)) {
-    const Json config = io::read_json(file, {.what = "a tokenizer's config", .bytes = 16 << 20, .values = 1 << 20});
-    if (config.is_object() && config.contains("add_bos_token") && config["add_bos_token"].is_boolean())
-      return config["add_bos_token"].get<bool>();
-  }
-  return tokenizer.name() != "bytes" && tokenizer.bos().has_value();
 }
 
 std::string hex(uint64_t value) { return text("%016llx", static_cast<unsigned long long>(value)); }
@@ -260,6 +245,7 @@ Json rows_of(const Json& manifest, const std::vector<TaskResult>& results) {
         row["tokens"] = r.tokens;
         row["resumed"] = r.resumed;
         row["seconds"] = r.seconds;
+        row["cpu_seconds"] = r.cpu_seconds;
       }
       rows.push_back(row);
     }
@@ -286,7 +272,8 @@ int run_eval(const Options& options) {
   const std::unique_ptr<Tokenizer> tokenizer =
       options.tokenizer.empty() ? checkpoint_tokenizer(folder, model.config()) : load_tokenizer(options.tokenizer);
   check_vocabulary(*tokenizer, model.config());
-  const eval::Encoder encoder(*tokenizer, model.config(), puts_bos(options, folder, *tokenizer));
+  const bool bos = options.bos == "auto" ? eval::checkpoint_puts_bos(folder, *tokenizer) : options.bos == "always";
+  const eval::Encoder encoder(*tokenizer, model.config(), bos);
   eval::ScorerOptions scoring = options.scorer;
   scoring.max_length = options.max_length > 0 ? options.max_length : model.config().backbone.context;
 
@@ -301,7 +288,6 @@ int run_eval(const Options& options) {
                    {"dtype", c10::toString(model.parameters().at(model.head_weight()).scalar_type())},
                    {"device", options.device},
                    {"max_length", scoring.max_length},
-                   {"truncation", "left"},
                    {"seed", options.seed}};
   eval::EvaluationOptions run{.limit = options.limit, .folder = options.out, .identity = Json::object()};
   for (const char* key : {"model_hash", "tokenizer_hash", "bos", "dtype", "device", "max_length", "seed"})
@@ -309,6 +295,7 @@ int run_eval(const Options& options) {
 
   // Every file is looked for before any model runs.
   eval::DataFiles files(data_folder(options));
+  require_files(names, files);
   std::vector<std::unique_ptr<eval::Task>> tasks;
   for (const eval::TaskName& name : names) {
     tasks.push_back(eval::load_task(name, {.files = files,
@@ -318,6 +305,7 @@ int run_eval(const Options& options) {
                                            .seed = options.seed,
                                            .haystack = options.haystack}));
   }
+  for (size_t i = 0; i < tasks.size(); ++i) manifest["truncation"][names[i].text()] = tasks[i]->truncation();
   Json hashes = Json::object();
   for (const auto& [file, hash] : files.hashes()) hashes[file] = hex(hash);
   if (!options.haystack.empty()) {

@@ -44,6 +44,7 @@ constexpr Example kExamples[] = {
 
     {"bench decode", "cyfa-bytes-2m --B 1 8 64", "three batch sizes of a model with random parameters"},
     {"bench decode", "DIR --dtype fp32", "a checkpoint in fp32"},
+    {"bench decode", "cyfa-bytes-2m --B 1 --contexts 0 1000", "a token after none and after 1000 others"},
 
     {"bench prefill", "cyfa-bytes-2m --T 64 512", "prompts of two lengths"},
     {"bench prefill", "DIR --T 3000 --chunk 1000", "a checkpoint; three forwards"},

@@ -9,6 +9,7 @@
 #include <iostream>
 
 #include "apps/amounts.h"
+#include "apps/checkpoint_folder.h"
 #include "apps/commands.h"
 #include "apps/experiment_worker.h"
 #include "apps/interrupt.h"
@@ -19,10 +20,12 @@
 #include "apps/provided.h"
 #include "apps/train_screen.h"
 #include "cyfa/data/token_data.h"
+#include "cyfa/data/tokenizer.h"
 #include "cyfa/experiment/report.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/io/folder_lock.h"
 #include "cyfa/io/nearest_name.h"
+#include "cyfa/model/checkpoint.h"
 
 namespace cyfa::app {
 namespace {
@@ -40,7 +43,7 @@ constexpr const char* kStopping = "cyfa: stopping the runs, with checkpoints; a 
 
 struct Options {
   std::string name, scale, data, out = "out/experiments", device = "cpu";
-  std::vector<std::string> set;
+  std::vector<std::string> set, models;
   int jobs = 1, threads = 0;
   double minutes = 0;
   bool list = false, plan = false, report = false, keep = false, quiet = false, worker = false;
@@ -81,6 +84,30 @@ int list() {
 
 std::string hex(uint64_t value) { return text("%016llx", static_cast<unsigned long long>(value)); }
 
+// The models of --models, [NAME=]DIR, with the hashes by which their runs are known. In the settings they are the variants of the
+// experiment.
+Json models_of(const std::vector<std::string>& words) {
+  Json models = Json::array();
+  for (const std::string& word : words) {
+    const size_t equals = word.find('=');
+    const std::string given = equals == std::string::npos ? word : word.substr(equals + 1);
+    fs::path folder = fs::absolute(checkpoint_folder(given)).lexically_normal();
+    if (!folder.has_filename()) folder = folder.parent_path();
+    const std::string name = equals == std::string::npos ? fs::path(given).lexically_normal().filename().string() : word.substr(0, equals);
+    if (name.empty() || std::any_of(models.begin(), models.end(), [&](const Json& m) { return m["name"] == name; }))
+      throw std::invalid_argument("--models: wanted NAME=DIR with a different name for each model; " + io::printable(word) + " has " +
+                                  (name.empty() ? "none" : "that of another"));
+    const CausalLM model = load_checkpoint(folder);
+    const std::unique_ptr<Tokenizer> tokenizer = checkpoint_tokenizer(folder, model.config());
+    models.push_back({{"name", name},
+                      {"folder", folder.string()},
+                      {"hash", hex(fingerprint(model))},
+                      {"tokenizer", hex(tokenizer->hash())},
+                      {"parameters", model.table().numel()}});
+  }
+  return models;
+}
+
 // What the results say the experiment was, where the options do not say it anew.
 void settle(Options& options, Results& results, const fs::path& recipe) {
   Json& settings = results.settings;
@@ -93,11 +120,32 @@ void settle(Options& options, Results& results, const fs::path& recipe) {
   }
   settings["scale"] = options.scale;
   settings["set"] = options.set;
+  if (!options.models.empty()) settings["models"] = models_of(options.models);
+}
+
+// Whether runs of the experiment train on text.
+bool trains_on_text(const Experiment& e) {
+  return e.kind == Kind::kText || (e.kind == Kind::kNeedles && e.variants.front().model.is_null());
+}
+
+// The recipe, with the models that are given in place of its variants.
+Experiment read_experiment(const Options& options, const Results& results, const fs::path& recipe) {
+  Experiment e = Experiment::read(recipe, options.scale, options.set);
+  if (!results.settings.contains("models")) return e;
+  if (e.kind != Kind::kNeedles) throw std::invalid_argument("--models is for experiments with needles; " + e.name + " trains its models");
+  e.variants.clear();
+  for (const Json& model : results.settings["models"]) {
+    experiment::Variant v;
+    v.name = model["name"].get<std::string>();
+    v.model = model;
+    e.variants.push_back(std::move(v));
+  }
+  return e;
 }
 
 // The hashes of the texts, which are part of the runs' keys; those of the stored settings if no folder is named.
 Json data_facts(const Options& options, const Experiment& e, const Results& results) {
-  if (e.kind != Kind::kText) return nullptr;
+  if (!trains_on_text(e)) return nullptr;
   if (options.data.empty()) {
     if (results.settings.contains("data")) return results.settings["data"];
     throw std::invalid_argument("--data is missing, wanted a folder with the folders train and valid that `cyfa prepare` has written");
@@ -119,8 +167,8 @@ class Session {
     const int64_t all = plan_.total(), done = plan_.finished(results_);
     std::cout << text("%s, scale %s: %zu variants", e_.name.c_str(), e_.scale.c_str(), e_.variants.size());
     if (e_.kind == Kind::kSpeed) {
-      std::cout << text(", %zu lengths", e_.speed.lengths.size());
-    } else {
+      std::cout << text(", %zu lengths", e_.speed.lengths.size() + e_.speed.contexts.size());
+    } else if (e_.variants.front().model.is_null()) {
       std::cout << text(", %zu learning rates, %zu seeds", e_.rates.size(), e_.seeds.size());
     }
     std::cout << text(": %lld runs, %lld finished before\n", static_cast<long long>(all), static_cast<long long>(done));
@@ -129,14 +177,9 @@ class Session {
                         count_text(tokens).c_str(), count_text(tokens * static_cast<double>(all - done)).c_str());
     }
     for (const experiment::Variant& v : e_.variants) {
-      int64_t have = 0, want = 0;
-      for (const auto& runs : {plan_.sweep(v), plan_.repeats(v, results_)}) {
-        for (const Run& run : runs) {
-          ++want;
-          have += results_.find(run) != nullptr ? 1 : 0;
-        }
-      }
-      want = std::max(want, all / static_cast<int64_t>(e_.variants.size()));
+      int64_t have = 0;
+      for (const Run& run : plan_.all_runs(v, results_)) have += results_.find(run) != nullptr ? 1 : 0;
+      const int64_t want = plan_.total(v);
       if (!options_.quiet)
         std::cout << text("  %-24s %lld of %lld\n", v.name.c_str(), static_cast<long long>(have), static_cast<long long>(want));
     }
@@ -186,10 +229,39 @@ class Session {
               {.folder = folder_ / "runs" / run->folder(),
                .data = data / "train",
                .validation = data / "valid",
+               .model = model_of(*run),
                .device = options_.device,
                .save_minutes = e_.train.save_minutes,
-               .keep = options_.keep},
+               .keep = options_.keep || (e_.kind == Kind::kNeedles && run->key["kind"] == "text")},
               threads_);
+    }
+  }
+
+  // The model that a run with needles takes: a given one, or one that this or another experiment in the folder has kept. Empty if the run
+  // has to train it.
+  fs::path model_of(const Run& run) const {
+    if (run.key.contains("model")) {
+      for (const experiment::Variant& v : e_.variants) {
+        if (v.name == run.variant) return v.model["folder"].get<std::string>();
+      }
+    }
+    if (!run.key.contains("run") || fs::exists(folder_ / "runs" / run.folder())) return {};
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(fs::absolute(folder_).lexically_normal().parent_path(), error)) {
+      const fs::path kept = entry.path() / "runs" / run.folder();
+      if (fs::exists(kept, error)) return kept;
+    }
+    return {};
+  }
+
+  // The models of a variant are kept until needles have been looked for with the best of them.
+  void drop_models(const std::string& variant) const {
+    if (options_.keep || e_.kind != Kind::kNeedles) return;
+    for (const experiment::Variant& v : e_.variants) {
+      const std::vector<Run> all = plan_.all_runs(v, results_);
+      if (v.name != variant || !std::all_of(all.begin(), all.end(), [&](const Run& run) { return results_.find(run) != nullptr; }))
+        continue;
+      for (const Run& run : all) fs::remove_all(folder_ / "runs" / run.folder());
     }
   }
 
@@ -226,6 +298,7 @@ class Session {
       Json result = line["result"];
       result["jobs"] = options_.jobs;
       results_.add(run, result);
+      drop_models(run.variant);
       ++made_;
       const int64_t all = plan_.total(), done = plan_.finished(results_);
       const double left = seconds() / static_cast<double>(made_) * static_cast<double>(all - done);
@@ -248,6 +321,13 @@ class Session {
 
   static std::string outcome(const Json& result) {
     if (result.contains("failed")) return "failed, " + result["failed"].get<std::string>();
+    if (result.contains("needles")) {
+      double most = 0;
+      for (const auto& [task, rows] : result["needles"].items()) {
+        for (const Json& row : rows) most = std::max(most, row.value("found", 0.0));
+      }
+      return text("at most %.1f%% found", most);
+    }
     if (result.contains("accuracy")) return text("%.1f%% correct", 100 * result["accuracy"].get<double>());
     if (result.contains("loss")) return text("loss %.4f", result["loss"].get<double>());
     if (result.contains("rows") && !result["rows"].empty()) {
@@ -313,7 +393,7 @@ int run_experiment(Options options) {
   const fs::path recipe = recipe_file(options.name), folder = fs::path(options.out) / recipe.stem();
   Results results(folder);
   settle(options, results, recipe);
-  const Experiment e = Experiment::read(recipe, options.scale, options.set);
+  const Experiment e = read_experiment(options, results, recipe);
   const Json data = data_facts(options, e, results);
   if (!data.is_null()) results.settings["data"] = data;
   if (e.kind == Kind::kSpeed && options.jobs > 1)
@@ -327,7 +407,7 @@ int run_experiment(Options options) {
   fs::create_directories(folder);
   const io::FolderLock lock(folder, "another `cyfa experiment`");
   if (!options.report && plan.finished(results) < plan.total()) {
-    if (e.kind == Kind::kText && options.data.empty())
+    if (trains_on_text(e) && options.data.empty())
       throw std::invalid_argument("--data is missing, wanted the folder with train and valid that the earlier runs were made with");
     parse_device(options.device);
     results.write();
@@ -361,9 +441,15 @@ void add_experiment(CLI::App& app, Action& action) {
       ->type_name("DIR")
       ->capture_default_str();
   command
+      ->add_option("--models", options->models,
+                   "For experiments with needles: checkpoints that are evaluated in place of models that it trains, [NAME=]DIR...")
+      ->type_name("DIR")
+      ->default_str("those of the earlier runs, else none");
+  command
       ->add_option(
           "--set", options->set,
-          "Change the recipe: a value of the training (as for `cyfa train`), rates=, seeds= or only= with a list, epochs=; \"\" for none")
+          "Change the recipe: a value of the training (as for `cyfa train`), rates=, seeds=, lengths=, contexts= or only= with a list, "
+          "epochs=, samples=; \"\" for none")
       ->type_name("KEY=VALUE")
       ->default_str("those of the earlier runs");
   command->add_option("--jobs", options->jobs, "Runs at the same time, each in a process of its own; small models do not fill a GPU")

@@ -12,6 +12,7 @@
 #include "apps/parse.h"
 #include "apps/program.h"
 #include "apps/threads.h"
+#include "cyfa/experiment/plan.h"
 #include "cyfa/io/json.h"
 
 namespace cyfa::app {
@@ -28,11 +29,12 @@ void say(const Json& line) { std::cout << dump(line) << '\n' << std::flush; }
 Json timed(const Json& key, const Place& place) {
   std::vector<std::string> words = start_words();
   words.emplace_back("bench");
-  if (key["kind"] == "training speed") {
+  const bool decodes = key["kind"] == experiment::kDecodingSpeed;
+  if (key.contains("config")) {
     fs::create_directories(place.folder);
     const fs::path config = place.folder / "config.json";
     std::ofstream(config) << key["config"].dump(2) << '\n';
-    words.insert(words.end(), {"train", config.string()});
+    words.insert(words.end(), {decodes ? "decode" : "train", config.string()});
   } else {
     words.insert(words.end(), {"op", "--pass", "both"});
     for (const auto& [name, value] : key["op"].items()) {
@@ -40,21 +42,26 @@ Json timed(const Json& key, const Place& place) {
     }
   }
   for (const char* name : {"B", "T", "dtype", "device", "repeats"}) {
-    words.insert(words.end(), {std::string("--") + name, key[name].is_string() ? key[name].get<std::string>() : key[name].dump()});
+    const std::string option = decodes && name == std::string("T") ? "contexts" : name;
+    words.insert(words.end(), {"--" + option, key[name].is_string() ? key[name].get<std::string>() : key[name].dump()});
   }
   words.insert(words.end(), {"--json", "-"});
   Json result = Json::object();
+  const auto start = std::chrono::steady_clock::now();
   try {
     result["rows"] = io::parse_json(output_of(words), "output of cyfa bench");
   } catch (const std::runtime_error& e) {
     result["failed"] = e.what();
   }
+  result["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   fs::remove_all(place.folder);
   return result;
 }
 
 std::optional<Json> done(const Json& key, const Place& place, const GracefulStop& stop) {
-  if (key["kind"] != "text" && key["kind"] != "mqar") return timed(key, place);
+  for (const char* kind : {experiment::kTrainingSpeed, experiment::kOperatorSpeed, experiment::kDecodingSpeed}) {
+    if (key["kind"] == kind) return timed(key, place);
+  }
   using Clock = std::chrono::steady_clock;
   Clock::time_point said = Clock::now();
   const auto progress = [&](int64_t step, int64_t steps, double speed, double loss) {
@@ -75,8 +82,9 @@ int work() {
       const Json job = io::parse_json(line, "a job");
       use_threads(job.at("threads").get<int>(), "--threads");
       const Json& p = job.at("place");
-      const Place place{p.at("folder").get<std::string>(), p.at("data").get<std::string>(),    p.at("validation").get<std::string>(),
-                        p.at("device").get<std::string>(), p.at("save_minutes").get<double>(), p.at("keep").get<bool>()};
+      const Place place{p.at("folder").get<std::string>(), p.at("data").get<std::string>(),   p.at("validation").get<std::string>(),
+                        p.at("model").get<std::string>(),  p.at("device").get<std::string>(), p.at("save_minutes").get<double>(),
+                        p.at("keep").get<bool>()};
       const at::Device device = parse_device(place.device);
       std::optional<Json> result = done(job.at("key"), place, stop);
       if (!result) {
@@ -107,6 +115,7 @@ void Worker::begin(const experiment::Run& of, const Place& place, int threads) {
                        {{"folder", place.folder.string()},
                         {"data", place.data.string()},
                         {"validation", place.validation.string()},
+                        {"model", place.model.string()},
                         {"device", place.device},
                         {"save_minutes", place.save_minutes},
                         {"keep", place.keep}}}}));

@@ -46,29 +46,30 @@ const Json& value_of(const Json& row, const char* key) {
 
 }  // namespace
 
-bool DataFiles::has(const TaskFile& file) const {
-  if (folder_.empty()) return false;
+std::optional<std::filesystem::path> DataFiles::path_of(const TaskFile& file) const {
+  if (folder_.empty()) return std::nullopt;
   for (const std::string& name : file.names) {
     for (const char* ending : {"", ".zst"}) {
-      if (std::filesystem::exists(folder_ / (name + ending))) return true;
+      const std::filesystem::path path = folder_ / (name + ending);
+      if (std::filesystem::exists(path)) return path;
     }
   }
-  return false;
+  return std::nullopt;
 }
 
-std::filesystem::path DataFiles::find(const TaskFile& file) const {
-  if (!folder_.empty()) {
-    for (const std::string& name : file.names) {
-      for (const char* ending : {"", ".zst"}) {
-        const std::filesystem::path path = folder_ / (name + ending);
-        if (std::filesystem::exists(path)) return path;
-      }
-    }
-  }
+bool DataFiles::has(const TaskFile& file) const { return path_of(file).has_value(); }
+
+std::string DataFiles::missing(const TaskFile& file) const {
+  if (has(file)) return "";
   std::string words =
       folder_.empty() ? "is needed, and no data folder is named (--data DIR, or the variable CYFA_EVAL_DATA)" : "is missing";
   for (size_t i = 1; i < file.names.size(); ++i) words += (i == 1 ? "; so is " : ", ") + file.names[i];
-  throw io::FileError(folder_ / file.names.front(), words + ". It is " + file.home + ", saved as " + file.format + "; .zst is read too");
+  return words + ". It is " + file.home + ", saved as " + file.format + "; .zst is read too";
+}
+
+std::filesystem::path DataFiles::find(const TaskFile& file) const {
+  if (const auto path = path_of(file)) return *path;
+  throw io::FileError(folder_ / file.names.front(), missing(file));
 }
 
 std::string DataFiles::text(const std::filesystem::path& path) {

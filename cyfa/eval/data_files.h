@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ class DataFiles {
   // The path of a file, with or without .zst. Throws io::FileError that names the home and format of a missing one.
   std::filesystem::path find(const TaskFile& file) const;
   bool has(const TaskFile& file) const;
+  // What find() says of a missing file; empty for one that is there.
+  std::string missing(const TaskFile& file) const;
+  const std::filesystem::path& folder() const { return folder_; }
 
   // The text of a file, decompressed if its name ends in .zst.
   std::string text(const std::filesystem::path& path);
@@ -37,10 +41,12 @@ class DataFiles {
   // The same for lines of plain text; empty ones are left out.
   void text_lines(const std::filesystem::path& path, const std::function<void(std::string line)>& each);
 
-  // The hash of the text of every file read so far, by name.
+  // The hash of the text of every file read so far, by name, and of texts that come with the program, by the name given here.
   const std::map<std::string, uint64_t>& hashes() const { return hashes_; }
+  void add_hash(const std::string& name, uint64_t hash) { hashes_[name] = hash; }
 
  private:
+  std::optional<std::filesystem::path> path_of(const TaskFile& file) const;
   void each_line(const std::filesystem::path& path, const std::function<void(std::string_view line, const std::string& where)>& each);
 
   std::filesystem::path folder_;

@@ -1,9 +1,11 @@
 // See encoder.h.
 #include "cyfa/eval/encoder.h"
 
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "cyfa/eval/text.h"
+#include "cyfa/io/json.h"
 
 namespace cyfa::eval {
 namespace {
@@ -21,6 +23,16 @@ int64_t prefix_of(const Tokenizer& tokenizer, const ModelConfig& config) {
 }
 
 }  // namespace
+
+bool checkpoint_puts_bos(const std::filesystem::path& folder, const Tokenizer& tokenizer) {
+  const std::filesystem::path file = folder / "tokenizer_config.json";
+  if (std::filesystem::exists(file)) {
+    const nlohmann::ordered_json config = io::read_json(file, {.what = "a tokenizer's config", .bytes = 16 << 20, .values = 1 << 20});
+    if (config.is_object() && config.contains("add_bos_token") && config["add_bos_token"].is_boolean())
+      return config["add_bos_token"].get<bool>();
+  }
+  return tokenizer.name() != "bytes" && tokenizer.bos().has_value();
+}
 
 Encoder::Encoder(const Tokenizer& tokenizer, const ModelConfig& config, bool bos)
     : tokenizer_(tokenizer), bos_(bos), prefix_(prefix_of(tokenizer, config)) {}

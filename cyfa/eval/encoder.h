@@ -1,6 +1,7 @@
 // Text to tokens as evaluations need it: the BOS policy, and pairs of a context and its continuation.
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +15,10 @@ namespace cyfa::eval {
 struct TokenPair {
   std::vector<int64_t> context, continuation;
 };
+
+// Whether a BOS token begins every text: what the checkpoint's tokenizer does in transformers, if its tokenizer_config.json says so, else
+// what SentencePiece models do there (they put it) and "bytes" does (it does not).
+bool checkpoint_puts_bos(const std::filesystem::path& folder, const Tokenizer& tokenizer);
 
 class Encoder {
  public:

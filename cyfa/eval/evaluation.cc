@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -89,6 +90,10 @@ class Kept {
       if (other != value)
         throw io::FileError(path_, "holds results with " + key + " " + other.dump() + ", this run has " + value.dump() + advice);
     }
+    for (const auto& [key, value] : header.items()) {
+      if (!identity.contains(key))
+        throw io::FileError(path_, "holds results with " + key + " " + value.dump() + ", this run has none" + advice);
+    }
   }
 
   void take(const Json& row) {
@@ -122,6 +127,7 @@ size_t bytes_of(const std::vector<Request>& requests) {
 TaskResult evaluate(const std::string& name, const Task& task, Scorer& scorer, const EvaluationOptions& options,
                     const std::function<void(const EvaluationProgress&)>& on_progress) {
   const Clock::time_point start = Clock::now();
+  const std::clock_t cpu_start = std::clock();
   const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   TaskResult result{.name = name, .available = task.size(), .dropped = task.dropped()};
   const int64_t all = options.limit > 0 ? std::min(options.limit, task.size()) : task.size();
@@ -206,6 +212,7 @@ TaskResult evaluate(const std::string& name, const Task& task, Scorer& scorer, c
   result.documents = all;
   result.metrics = task.metrics(Scores(task.columns(), std::move(rows)));
   result.seconds = seconds();
+  result.cpu_seconds = static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC;
   return result;
 }
 

@@ -23,6 +23,7 @@ struct TaskResult {
   int64_t tokens = 0;                // scored or generated
   int64_t resumed = 0;               // documents that an earlier run had finished
   double seconds = 0;                // of this run
+  double cpu_seconds = 0;            // of all threads in it: on a shared machine it says more than the clock
 };
 
 struct EvaluationOptions {

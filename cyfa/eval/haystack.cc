@@ -6,6 +6,7 @@
 
 #include "cyfa/eval/generated_texts.h"
 #include "cyfa/eval/python_text.h"
+#include "cyfa/io/hash.h"
 
 namespace cyfa::eval {
 namespace {
@@ -60,6 +61,8 @@ const Haystack& Haystack::provided() {
   static const Haystack text(kProvidedHaystack);
   return text;
 }
+
+uint64_t Haystack::hash() const { return io::hash64(text_); }
 
 // The first word of all begins a sentence, whether or not the first word of a repetition does.
 int64_t Haystack::sentences(int64_t all) const {

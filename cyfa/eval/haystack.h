@@ -20,6 +20,7 @@ class Haystack {
   // The text that comes with the program: Alice's Adventures in Wonderland.
   static const Haystack& provided();
 
+  uint64_t hash() const;                                                     // of the text
   int64_t words() const { return static_cast<int64_t>(begin_.size()) - 1; }  // before it repeats
   // The sentences of the first `words` words.
   int64_t sentences(int64_t words) const;

@@ -37,6 +37,7 @@ class LongBench final : public Task {
     const Row& row = rows_[static_cast<size_t>(i)];
     return {longbench_score(kind_, responses[0].text, row.answers, row.classes)};
   }
+  std::string truncation() const override { return "middle"; }
   std::vector<Metric> metrics(const Scores& scores) const override { return {mean_metric(scores, metric_name(kind_.metric), 100)}; }
 
  private:

@@ -132,6 +132,7 @@ class Positions final : public Task {
   std::vector<Request> requests(int64_t i) const override {
     return {tokens_request({ids_.begin() + i * length_, ids_.begin() + (i + 1) * length_})};
   }
+  std::string truncation() const override { return "none"; }
   // Of each bucket the sum of the losses; the counts are the same in all sequences.
   std::vector<std::string> columns() const override {
     std::vector<std::string> names;

@@ -98,6 +98,7 @@ class RulerGenerator {
   ~RulerGenerator();
 
   const RulerKind& kind() const { return kind_; }
+  int64_t length() const { return options_.length; }
   int64_t size() const { return size_; }  // words, lines, list entries or documents of a sample's haystack
   int64_t most_samples() const;           // questions of a QA task; else without limit
 

@@ -29,6 +29,7 @@ class RulerTask : public Task {
     return {ruler_score(kind(), sample(i).outputs, responses[0].text)};
   }
   std::vector<Metric> metrics(const Scores& scores) const override { return {mean_metric(scores, metric(), 100)}; }
+  std::string truncation() const override { return "none"; }
   std::string sample_line(int64_t i) const override { return ruler_line(kind(), i, sample(i)); }
 
  protected:
@@ -101,6 +102,7 @@ std::unique_ptr<Task> load_generated(const TaskInput& input, const TaskKind& tas
   const RulerKind& kind = ruler_kind(task.name);
   std::optional<Haystack> haystack;
   if (kind.essay && !input.haystack.empty()) haystack = read_haystack(input.haystack, input.files);
+  if (kind.essay && input.haystack.empty()) input.files.add_hash("the haystack that comes with the program", Haystack::provided().hash());
   std::optional<QaSource> questions;
   if (kind.qa_files != nullptr) {
     const fs::path path = input.files.find(task.files.front());

@@ -10,6 +10,7 @@
 
 #include "cyfa/decode/generator.h"
 #include "cyfa/eval/rolling.h"
+#include "cyfa/ops/dense/linear_in_blocks.h"
 
 namespace cyfa::eval {
 namespace {
@@ -188,6 +189,7 @@ size_t Scorer::batch_end(std::span<const Prepared> documents, size_t begin) cons
 
 std::vector<std::vector<Response>> Scorer::answer(std::span<const Prepared> documents) {
   const at::NoGradGuard no_grad;
+  const ops::LinearInBlocks in_blocks;
   std::vector<std::vector<Response>> responses;
   for (const Prepared& d : documents) responses.push_back(d.responses);
   score(documents, responses);

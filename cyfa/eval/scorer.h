@@ -3,7 +3,8 @@
 // Log-likelihoods: sequences of different lengths are packed (cu_seqlens), so that no padding is computed. The requests of a document
 // share the computation of the tokens that they all begin with: a layer reads them once and continues from its state for each request.
 // Only the logits of scored tokens are computed. On a CPU every answer has the same bits whatever it is packed with and however many
-// threads there are: a row of a product does not depend on the other rows, as long as there are a few of them (kLeastRows).
+// threads there are: products are made in blocks of rows (ops/dense/linear_in_blocks.h), and where that is not possible a row does not
+// depend on the other rows as long as there are a few of them (kLeastRows).
 //
 // Texts are generated greedily by decode/generator.h.
 #pragma once

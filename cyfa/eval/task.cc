@@ -5,6 +5,7 @@
 #include <charconv>
 #include <stdexcept>
 
+#include "cyfa/io/file_error.h"
 #include "cyfa/io/nearest_name.h"
 
 namespace cyfa::eval {
@@ -81,6 +82,25 @@ std::vector<TaskName> parse_tasks(const std::vector<std::string>& words) {
     if (!is_group) add(parse_name(word));
   }
   return names;
+}
+
+void require_files(const std::vector<TaskName>& names, const DataFiles& files) {
+  std::vector<const TaskFile*> missing;
+  for (const TaskName& name : names) {
+    // The first file is the one without which there is no task; others may hold what rows can have themselves.
+    if (name.kind->files.empty() || files.has(name.kind->files.front())) continue;
+    const TaskFile* file = &name.kind->files.front();
+    if (std::none_of(missing.begin(), missing.end(), [&](const TaskFile* f) { return f->names == file->names; })) missing.push_back(file);
+  }
+  if (missing.empty()) return;
+  if (missing.size() == 1) files.find(*missing.front());
+  std::string words = "lacks " + std::to_string(missing.size()) + " files; .zst is read too:";
+  if (files.folder().empty()) {
+    words = std::to_string(missing.size()) + " files are needed, and no data folder is named (--data DIR, or the variable CYFA_EVAL_DATA):";
+  }
+  for (const TaskFile* file : missing) words += "\n  " + file->names.front() + ": " + file->home + ", saved as " + file->format;
+  if (files.folder().empty()) throw std::invalid_argument(words);
+  throw io::FileError(files.folder(), words);
 }
 
 std::unique_ptr<Task> load_task(const TaskName& name, TaskInput input) {

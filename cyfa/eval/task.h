@@ -32,6 +32,8 @@ class Task {
   virtual std::vector<Metric> metrics(const Scores& scores) const = 0;
   // Documents of the source that the task leaves out by its rules.
   virtual int64_t dropped() const { return 0; }
+  // What of a text that is too long the model does not see: "left" (its first tokens), "middle", or "none" if it sees all of it.
+  virtual std::string truncation() const { return "left"; }
   // Document i as a line of JSON that another run can read, for tasks that generate documents; empty for others.
   virtual std::string sample_line(int64_t /*i*/) const { return {}; }
 };
@@ -73,6 +75,9 @@ struct TaskName {
 };
 // The tasks that the words mean, with groups in place of their names and without repetitions. Throws std::invalid_argument.
 std::vector<TaskName> parse_tasks(const std::vector<std::string>& words);
+
+// Throws io::FileError if files of the tasks are missing; of several it names each, with where it comes from.
+void require_files(const std::vector<TaskName>& names, const DataFiles& files);
 
 // Loads a task. Throws io::FileError for files that are missing (with where they come from) or damaged.
 std::unique_ptr<Task> load_task(const TaskName& name, TaskInput input);

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cmath>
 
+#include "cyfa/eval/encoder.h"
+#include "cyfa/experiment/needles.h"
 #include "cyfa/experiment/recipe.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/model/checkpoint.h"
@@ -191,7 +193,8 @@ void measure_text(Json& result, const Json& key, const CausalLM& model, const Re
   result["long_sequences"] = count;
 }
 
-std::optional<Json> run_text(const Json& key, const Place& place, const Progress& progress, const std::function<bool()>& should_stop) {
+std::optional<Json> run_text(const Json& key, const Place& place, const Progress& progress, const std::function<bool()>& should_stop,
+                             bool measures = true) {
   const Recipe recipe = recipe_of(key, place);
   const TokenData data = TokenData::open(place.data), validation = TokenData::open(place.validation);
   BatchOptions options;
@@ -213,11 +216,58 @@ std::optional<Json> run_text(const Json& key, const Place& place, const Progress
   const std::optional<std::string> failed = train(session, progress, should_stop);
   if (!failed) return std::nullopt;
   Json result = session.facts(session.trainer().step() * recipe.batch * recipe.context);
-  if (failed->empty()) {
+  if (failed->empty() && measures) {
     measure_text(result, key, session.model(), recipe, validation);
-  } else {
+  } else if (!failed->empty()) {
     result["failed"] = *failed;
   }
+  return result;
+}
+
+// The checkpoint after the last step of the run `key` in a folder; empty if there is none.
+fs::path trained_in(const fs::path& folder, const Json& key) {
+  if (folder.empty() || !fs::exists(folder / kRecipeFile)) return {};
+  const std::vector<RunCheckpoint> checkpoints = run_checkpoints(folder);
+  return checkpoints.empty() || checkpoints.back().step != key["train"]["steps"].get<int64_t>() ? fs::path() : checkpoints.back().path;
+}
+
+std::optional<Json> run_needles(const Json& key, const Place& place, const Progress& progress, const std::function<bool()>& should_stop) {
+  Json result = {{"tokens", 0}};
+  NeedleSearch search;
+  search.device = place.device;
+  search.needles = key["needles"];
+  search.kept = place.folder / "needles";
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (key.contains("model")) {
+    search.checkpoint = place.model;
+    const ModelConfig config = ModelConfig::read(place.model / "config.json");
+    tokenizer = checkpoint_tokenizer(place.model, config);
+    search.bos = eval::checkpoint_puts_bos(place.model, *tokenizer);
+  } else {
+    const Json& run = key["run"];
+    search.checkpoint = trained_in(place.model, run);
+    if (search.checkpoint.empty()) search.checkpoint = trained_in(place.folder, run);
+    if (search.checkpoint.empty()) {
+      Place training = place;
+      training.keep = true;
+      std::optional<Json> trained = run_text(run, training, progress, should_stop, false);
+      if (!trained || trained->contains("failed")) return trained;
+      result = std::move(*trained);
+      result.erase("curve");  // the training run has it
+      search.checkpoint = trained_in(place.folder, run);
+    }
+    const TokenData data = TokenData::open(place.data);
+    tokenizer = load_tokenizer(data.tokenizer_file());
+    search.bos = data.manifest().begin_mark.has_value();
+    search.compute = compute_type(recipe_of(run, place));
+  }
+  search.tokenizer = tokenizer.get();
+  const auto on_progress = [&](int64_t done, int64_t all) {
+    if (progress) progress(done, all, 0, 0);
+  };
+  std::optional<Json> found = find_needles(search, on_progress, should_stop);
+  if (!found) return std::nullopt;
+  result["needles"] = std::move(*found);
   return result;
 }
 
@@ -298,8 +348,9 @@ at::Tensor loss_by_position(const CausalLM& model, const Weights& w, const at::T
 std::optional<Json> execute(const Json& key, const Place& place, const Progress& progress, const std::function<bool()>& should_stop) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
-  std::optional<Json> result =
-      key["kind"] == "mqar" ? run_mqar(key, place, progress, should_stop) : run_text(key, place, progress, should_stop);
+  std::optional<Json> result = key["kind"] == "mqar"      ? run_mqar(key, place, progress, should_stop)
+                               : key["kind"] == "needles" ? run_needles(key, place, progress, should_stop)
+                                                          : run_text(key, place, progress, should_stop);
   if (!result) return result;
   // Of this session: loading, training and measuring. An interrupted run has had more.
   (*result)["seconds"] = short_number(std::chrono::duration<double>(Clock::now() - start).count());

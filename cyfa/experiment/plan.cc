@@ -1,5 +1,6 @@
 #include "cyfa/experiment/plan.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -59,22 +60,32 @@ Run Plan::run_of(const Variant& v, double rate, uint64_t seed) const {
 std::vector<Run> Plan::speed_runs(const Variant& v) const {
   const SpeedPlan& s = experiment_.speed;
   std::vector<Run> runs;
-  for (const int64_t T : s.lengths) {
-    Run run{v.name, 0, 0, {{"kind", v.op.is_null() ? "training speed" : "operator speed"}}};
+  const auto add = [&](const char* kind, int64_t T, int64_t B) {
+    Run run{v.name, 0, 0, {{"kind", kind}}};
     run.key[v.op.is_null() ? "config" : "op"] = v.op.is_null() ? v.config : v.op;
     run.key["T"] = T;
-    run.key["B"] = s.tokens / T;
+    run.key["B"] = B;
     run.key["repeats"] = s.repeats;
     run.key["dtype"] = experiment_.train.dtype;
     run.key["device"] = device_;
     runs.push_back(run);
+  };
+  for (const int64_t T : s.lengths) add(v.op.is_null() ? kTrainingSpeed : kOperatorSpeed, T, s.tokens / T);
+  for (const int64_t context : s.contexts) {
+    if (v.op.is_null()) add(kDecodingSpeed, context, 1);
   }
   return runs;
+}
+
+Json Plan::needles_json() const {
+  const NeedlesPlan& n = experiment_.needles;
+  return {{"tasks", n.tasks}, {"lengths", n.lengths}, {"samples", n.samples}, {"seed", n.seed}};
 }
 
 std::vector<Run> Plan::sweep(const Variant& v) const {
   if (experiment_.kind == Kind::kSpeed) return speed_runs(v);
   std::vector<Run> runs;
+  if (!v.model.is_null()) return runs;
   for (const double rate : experiment_.rates) runs.push_back(run_of(v, rate, experiment_.seeds.front()));
   return runs;
 }
@@ -102,35 +113,66 @@ std::vector<Run> Plan::repeats(const Variant& v, Results& results) const {
   return runs;
 }
 
+std::vector<Run> Plan::needles(const Variant& v, Results& results) const {
+  if (experiment_.kind != Kind::kNeedles) return {};
+  if (!v.model.is_null()) {
+    const Json model = {{"hash", v.model["hash"]}, {"tokenizer", v.model["tokenizer"]}};
+    return {{v.name, 0, 0, {{"kind", "needles"}, {"model", model}, {"needles", needles_json()}}}};
+  }
+  const std::optional<double> rate = best_rate(v, results);
+  std::vector<Run> runs;
+  if (!rate) return runs;
+  for (const uint64_t seed : experiment_.seeds) {
+    Run run = run_of(v, *rate, seed);
+    const Json* trained = results.find(run);
+    if (trained == nullptr || trained->contains("failed")) continue;
+    run.key = {{"kind", "needles"}, {"run", run.key}, {"needles", needles_json()}};
+    runs.push_back(std::move(run));
+  }
+  return runs;
+}
+
+std::vector<Run> Plan::all_runs(const Variant& v, Results& results) const {
+  std::vector<Run> all = sweep(v);
+  for (const auto& more : {repeats(v, results), needles(v, results)}) all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
 std::optional<Run> Plan::next(Results& results, const std::set<std::string>& under_way) const {
   for (const Variant& v : experiment_.variants) {
-    for (const auto& runs : {sweep(v), repeats(v, results)}) {
-      for (const Run& run : runs) {
-        if (results.find(run) == nullptr && !under_way.contains(run.hash())) return run;
-      }
+    for (const Run& run : all_runs(v, results)) {
+      if (results.find(run) == nullptr && !under_way.contains(run.hash())) return run;
     }
   }
   return std::nullopt;
 }
 
 int64_t Plan::total() const {
-  const size_t each =
-      experiment_.kind == Kind::kSpeed ? experiment_.speed.lengths.size() : experiment_.rates.size() + experiment_.seeds.size() - 1;
-  return static_cast<int64_t>(experiment_.variants.size() * each);
+  int64_t sum = 0;
+  for (const Variant& v : experiment_.variants) sum += total(v);
+  return sum;
+}
+
+int64_t Plan::total(const Variant& v) const {
+  if (!v.model.is_null()) return 1;
+  if (experiment_.kind == Kind::kSpeed) return static_cast<int64_t>(speed_runs(v).size());
+  const auto seeds = static_cast<int64_t>(experiment_.seeds.size());
+  return static_cast<int64_t>(experiment_.rates.size()) + seeds - 1 + (experiment_.kind == Kind::kNeedles ? seeds : 0);
 }
 
 int64_t Plan::finished(Results& results) const {
   int64_t count = 0;
   for (const Variant& v : experiment_.variants) {
-    for (const auto& runs : {sweep(v), repeats(v, results)}) {
-      for (const Run& run : runs) count += results.find(run) != nullptr ? 1 : 0;
-    }
+    for (const Run& run : all_runs(v, results)) count += results.find(run) != nullptr ? 1 : 0;
   }
   return count;
 }
 
 double Plan::tokens_per_run() const {
   switch (experiment_.kind) {
+    case Kind::kNeedles:
+      if (std::all_of(experiment_.variants.begin(), experiment_.variants.end(), [](const Variant& v) { return !v.model.is_null(); })) break;
+      [[fallthrough]];
     case Kind::kText:
       return static_cast<double>(experiment_.train.steps) * static_cast<double>(experiment_.train.batch * experiment_.train.context);
     case Kind::kMqar: {

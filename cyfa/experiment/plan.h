@@ -15,9 +15,12 @@ class Plan {
   // `data` has the hashes of the texts, and is part of the keys of text runs.
   Plan(const Experiment& experiment, const Json& data, const std::string& device);
 
-  // All runs of a variant that are known: those of the grid, and, if these are finished, the other seeds'.
+  // The runs of a variant that are known: those of the grid; if these are finished, the other seeds'; and, in experiments with needles, for
+  // every model that has been trained at the best rate, or is given, the run that looks for them. all_runs() has them in this order.
   std::vector<Run> sweep(const Variant& v) const;
   std::vector<Run> repeats(const Variant& v, Results& results) const;
+  std::vector<Run> needles(const Variant& v, Results& results) const;
+  std::vector<Run> all_runs(const Variant& v, Results& results) const;
   // The rate that has done best on what the choice is made on, if every rate has been tried; nothing if all have failed.
   std::optional<double> best_rate(const Variant& v, Results& results) const;
 
@@ -26,11 +29,13 @@ class Plan {
 
   int64_t total() const;                     // runs
   int64_t finished(Results& results) const;  // of these
-  double tokens_per_run() const;             // 0 for experiments of speed
+  int64_t total(const Variant& v) const;
+  double tokens_per_run() const;  // of training; 0 if there is none
 
  private:
   Run run_of(const Variant& v, double rate, uint64_t seed) const;
   std::vector<Run> speed_runs(const Variant& v) const;
+  Json needles_json() const;
 
   const Experiment& experiment_;
   Json data_;

@@ -8,6 +8,7 @@
 #include <set>
 #include <sstream>
 
+#include "cyfa/eval/ruler.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/io/json.h"
 #include "cyfa/io/nearest_name.h"
@@ -21,6 +22,8 @@ namespace fs = std::filesystem;
 constexpr size_t kMostBytes = 256 << 10;
 constexpr int kMostBases = 4;
 constexpr const char* kScales[] = {"small", "paper"};
+constexpr std::pair<const char*, Kind> kKinds[] = {
+    {"text", Kind::kText}, {"mqar", Kind::kMqar}, {"needles", Kind::kNeedles}, {"speed", Kind::kSpeed}};
 
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
@@ -163,19 +166,49 @@ MqarPlan read_mqar(const Json& json) {
   return plan;
 }
 
+NeedlesPlan read_needles(const Json& json) {
+  Table table(json, "needles");
+  NeedlesPlan plan;
+  plan.tasks = table.list<std::string>("tasks");
+  plan.lengths = table.list<int64_t>("lengths");
+  plan.samples = table.value<int64_t>("samples", plan.samples);
+  plan.seed = table.value<uint64_t>("seed", plan.seed);
+  table.finish();
+  for (const std::string& task : plan.tasks) {
+    if (!task.starts_with("niah_")) refuse("needles.tasks has " + io::printable(task) + ", wanted RULER's needle tasks: niah_...");
+    eval::ruler_kind(task);
+  }
+  if (plan.samples < 1) refuse("needles.samples is " + std::to_string(plan.samples) + ", wanted at least 1");
+  return plan;
+}
+
+void check(const NeedlesPlan& plan) {
+  if (plan.tasks.empty() || plan.lengths.empty()) refuse("needles.tasks and needles.lengths each want at least one");
+  for (const int64_t length : plan.lengths) {
+    if (length < 1) refuse("needles.lengths has " + std::to_string(length) + ", wanted numbers of tokens");
+  }
+}
+
 SpeedPlan read_speed(const Json& json) {
   Table table(json, "speed");
   SpeedPlan plan;
   plan.tokens = table.value<int64_t>("tokens", plan.tokens);
   plan.lengths = table.list<int64_t>("lengths");
+  plan.contexts = table.list<int64_t>("contexts");
   plan.repeats = table.value<int>("repeats", plan.repeats);
   table.finish();
-  if (plan.lengths.empty()) refuse("speed.lengths wants at least one length");
+  return plan;
+}
+
+void check(const SpeedPlan& plan) {
+  if (plan.lengths.empty() && plan.contexts.empty()) refuse("speed.lengths or speed.contexts wants at least one length");
+  for (const int64_t context : plan.contexts) {
+    if (context < 0) refuse("speed.contexts has " + std::to_string(context) + ", wanted numbers of tokens");
+  }
   for (const int64_t length : plan.lengths) {
     if (length < 1 || plan.tokens % length != 0)
       refuse("speed.lengths has " + std::to_string(length) + ", wanted divisors of speed.tokens");
   }
-  return plan;
 }
 
 TextMeasures read_measures(const Json& json) {
@@ -218,7 +251,7 @@ std::vector<T> numbers(const std::string& key, const std::string& list) {
   return out;
 }
 
-// only=, rates= and seeds=; false for anything else.
+// only=, rates=, seeds= and the like; false for anything else.
 bool set_own(Experiment& e, const std::string& assignment) {
   const size_t equals = assignment.find('=');
   if (equals == std::string::npos) return false;
@@ -231,6 +264,14 @@ bool set_own(Experiment& e, const std::string& assignment) {
     const auto given = numbers<int64_t>(key, text);
     if (given.size() != 1 || given[0] < 1) refuse("epochs is " + io::printable(text) + ", wanted a whole number from 1 on");
     e.mqar.epochs = given[0];
+  } else if (key == "samples") {
+    const auto given = numbers<int64_t>(key, text);
+    if (given.size() != 1 || given[0] < 1) refuse("samples is " + io::printable(text) + ", wanted a whole number from 1 on");
+    e.needles.samples = given[0];
+  } else if (key == "lengths") {
+    (e.kind == Kind::kNeedles ? e.needles.lengths : e.speed.lengths) = numbers<int64_t>(key, text);
+  } else if (key == "contexts") {
+    e.speed.contexts = numbers<int64_t>(key, text);
   } else if (key == "only") {
     std::vector<Variant> kept;
     std::vector<std::string> names;
@@ -302,8 +343,9 @@ Experiment read_json(const Json& json, const fs::path& file, const std::string& 
   e.x_label = top.value<std::string>("x_label", "");
   e.reference = top.value<std::string>("reference", "");
   const std::string kind = top.value<std::string>("kind", "text");
-  if (kind != "text" && kind != "mqar" && kind != "speed") refuse("kind is " + io::printable(kind) + ", wanted text, mqar or speed");
-  e.kind = kind == "text" ? Kind::kText : kind == "mqar" ? Kind::kMqar : Kind::kSpeed;
+  const auto known = std::find_if(std::begin(kKinds), std::end(kKinds), [&](const auto& one) { return kind == one.first; });
+  if (known == std::end(kKinds)) refuse("kind is " + io::printable(kind) + ", wanted text, mqar, needles or speed");
+  e.kind = known->second;
   set_training(e, top.table("train"), "train");
   const Json variants = top.value<Json>("variant", Json::array());
   Json own;
@@ -323,9 +365,10 @@ Experiment read_json(const Json& json, const fs::path& file, const std::string& 
   e.seeds = table.list<uint64_t>("seeds");
   set_training(e, table.table("train"), scale + ".train");
   e.measures = read_measures(table.table("measures"));
-  const Json config = table.table("config"), mqar = table.table("mqar"), speed = table.table("speed");
+  const Json config = table.table("config"), mqar = table.table("mqar"), needles = table.table("needles"), speed = table.table("speed");
   table.finish();
   if (e.kind == Kind::kMqar) e.mqar = read_mqar(mqar);
+  if (e.kind == Kind::kNeedles) e.needles = read_needles(needles);
   if (e.kind == Kind::kSpeed) e.speed = read_speed(speed);
   if (!variants.is_array() || variants.empty()) refuse("has no [[variant]]");
   std::set<std::string> names;
@@ -346,7 +389,9 @@ void apply(Experiment& e, const std::vector<std::string>& set) {
     if (set_own(e, assignment)) continue;
     set_training(e, {{assignment.substr(0, equals), equals == std::string::npos ? "" : assignment.substr(equals + 1)}}, "--set");
   }
+  if (e.kind == Kind::kNeedles) check(e.needles);
   if (e.kind == Kind::kSpeed) {
+    check(e.speed);
     e.rates = {0};
     e.seeds = {0};
   }

@@ -12,9 +12,10 @@ namespace cyfa::experiment {
 
 // What the runs of an experiment do.
 enum class Kind {
-  kText,   // train on text, measure the loss on text that was not trained on
-  kMqar,   // train on associative recall, measure the share of correct answers
-  kSpeed,  // time training steps and operators
+  kText,     // train on text, measure the loss on text that was not trained on
+  kMqar,     // train on associative recall, measure the share of correct answers
+  kNeedles,  // find needles in texts of several lengths, with the models of runs on text or with given ones
+  kSpeed,    // time training steps, operators and decoding steps
 };
 
 // One of the things that are compared.
@@ -22,6 +23,7 @@ struct Variant {
   std::string name;
   Json config;                   // of its model; null for an operator
   Json op;                       // options of `cyfa bench op`; null for a model
+  Json model;                    // of needles, a model that is given: "folder" and "hash"; null for one that is trained
   std::optional<double> stated;  // the paper's figure
   std::optional<double> x;       // its place on the x axis of a picture, such as its number of slots
 };
@@ -39,9 +41,17 @@ struct MqarPlan {
   double enough = 0.99;  // training ends when the pooled test accuracy exceeds it
 };
 
+struct NeedlesPlan {
+  std::vector<std::string> tasks;  // of RULER
+  std::vector<int64_t> lengths;    // of the texts, in tokens
+  int64_t samples = 100;           // of each task and length
+  uint64_t seed = 42;              // of the samples
+};
+
 struct SpeedPlan {
-  int64_t tokens = 65536;  // of a training step or of an operator's call, at every length
-  std::vector<int64_t> lengths;
+  int64_t tokens = 65536;         // of a training step or of an operator's call, at every length
+  std::vector<int64_t> lengths;   // of the sequences
+  std::vector<int64_t> contexts;  // tokens that a sequence has read before a decoding step is timed
   int repeats = 5;
 };
 
@@ -59,6 +69,7 @@ struct Experiment {
   Recipe train;  // without model, data, rate and seed
   TextMeasures measures;
   MqarPlan mqar;
+  NeedlesPlan needles;
   SpeedPlan speed;
   std::vector<Variant> variants;
 

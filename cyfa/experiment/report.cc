@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdarg>
 #include <set>
-#include <sstream>
 
-#include "cyfa/draw/axis.h"
-#include "cyfa/draw/figure.h"
+#include "cyfa/experiment/report_parts.h"
 #include "cyfa/io/atomic_file.h"
 
 namespace cyfa::experiment {
@@ -15,73 +12,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-[[gnu::format(printf, 1, 2)]] std::string format(const char* how, ...) {
-  char buffer[512];
-  va_list arguments;
-  va_start(arguments, how);
-  std::vsnprintf(buffer, sizeof buffer, how, arguments);
-  va_end(arguments);
-  return buffer;
-}
-
 void write_text(const fs::path& path, const std::string& text) {
   io::AtomicFile file(path);
   file.write(std::as_bytes(std::span(text)));
   file.commit();
 }
 
-// A paragraph in lines of at most 140 columns, as the project's documents have them.
-std::string paragraph(const std::string& words) {
-  constexpr size_t kColumns = 140;
-  std::string out, line;
-  std::istringstream in(words);
-  for (std::string word; in >> word;) {
-    if (!line.empty() && line.size() + 1 + word.size() > kColumns) {
-      out += line + "\n";
-      line.clear();
-    }
-    line += (line.empty() ? "" : " ") + word;
-  }
-  return out + line + "\n\n";
-}
-
-std::string counted(size_t count, const std::string& what) { return std::to_string(count) + " " + what + (count == 1 ? "" : "s"); }
-
-std::string plain(double value) { return Json(value).dump(); }
-std::string grouped(double value) { return draw::grouped(value); }
-
-// A Markdown table.
-class Columns {
- public:
-  explicit Columns(std::vector<std::string> names) : names_(std::move(names)) {}
-  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  bool empty() const { return rows_.empty(); }
-  std::string text() const {
-    std::string out = line(names_) + "|";
-    for (size_t i = 0; i < names_.size(); ++i) out += "---|";
-    out += "\n";
-    for (const auto& row : rows_) out += line(row);
-    return out;
-  }
-
- private:
-  static std::string line(const std::vector<std::string>& cells) {
-    std::string out = "|";
-    for (const std::string& cell : cells) out += " " + cell + " |";
-    return out + "\n";
-  }
-  std::vector<std::string> names_;
-  std::vector<std::vector<std::string>> rows_;
-};
+constexpr const char* kLossName = "held-out loss, nats per token";
 
 // All runs of the plan that are finished.
 std::vector<std::pair<Run, const Json*>> finished_runs(const Experiment& e, const Plan& plan, Results& results) {
   std::vector<std::pair<Run, const Json*>> all;
   for (const Variant& v : e.variants) {
-    for (const auto& runs : {plan.sweep(v), plan.repeats(v, results)}) {
-      for (const Run& run : runs) {
-        if (const Json* result = results.find(run)) all.emplace_back(run, result);
-      }
+    for (const Run& run : plan.all_runs(v, results)) {
+      if (const Json* result = results.find(run)) all.emplace_back(run, result);
     }
   }
   return all;
@@ -116,25 +60,6 @@ std::vector<draw::Point> mean_points(const std::vector<const Json*>& runs, const
   return out;
 }
 
-draw::Line line_of(const std::string& name, size_t variant, double width = 1.8, bool dots = true) {
-  draw::Line line;
-  line.name = name;
-  line.color = draw::line_color(variant);
-  line.width = width;
-  line.dots = dots;
-  if (variant >= 8) line.stroke = draw::Stroke::kDashed;
-  return line;
-}
-
-draw::LinePlot plot_of(const std::string& title, const std::string& x, const std::string& y, std::vector<draw::Line> lines = {}) {
-  draw::LinePlot plot;
-  plot.title = title;
-  plot.x_label = x;
-  plot.y_label = y;
-  plot.lines = std::move(lines);
-  return plot;
-}
-
 // A line for each row that has the points, in colours of the order of the recipe.
 std::vector<draw::Line> lines_of(const Experiment& e, const std::vector<Row>& rows, const char* key, size_t column, double width = 1.8,
                                  bool dots = false) {
@@ -163,8 +88,9 @@ class Report {
     if (!e_.question.empty()) text_ += paragraph(e_.question);
     conditions();
     switch (e_.kind) {
-      case Kind::kText: training("held-out loss, nats per token"); break;
+      case Kind::kText: training(kLossName); break;
       case Kind::kMqar: training("correct answers"); break;
+      case Kind::kNeedles: needles(); break;
       case Kind::kSpeed: speed(); break;
     }
     fs::create_directories(folder_);
@@ -186,6 +112,8 @@ class Report {
     pictures_.push_back(name);
     text_ += "![" + about + "](" + name + ")\n\n";
   }
+
+  bool trains_on_text() const { return e_.kind == Kind::kText || (e_.kind == Kind::kNeedles && e_.variants.front().model.is_null()); }
 
   // How the runs were made, and what they cost.
   void conditions() {
@@ -209,7 +137,7 @@ class Report {
       for (const Json& one : set) words += (words.empty() ? "`" : ", `") + one.get<std::string>() + "`";
       table.add({"changed by --set", words});
     }
-    if (e_.kind == Kind::kText) {
+    if (trains_on_text()) {
       table.add(
           {"training",
            format("%lld steps of %lld sequences of %lld tokens (%s tokens), %s, warm-up %lld, then cosine to %s of the rate, "
@@ -224,11 +152,20 @@ class Report {
                                     grouped(plan_.tokens_per_run() / static_cast<double>(e_.mqar.epochs)).c_str(),
                                     static_cast<long long>(e_.mqar.batch), e_.train.dtype.c_str(), plain(e_.mqar.enough).c_str())});
     }
-    if (e_.kind != Kind::kSpeed) {
+    if (e_.kind == Kind::kSpeed && !runs_.empty()) {
+      const Json& key = runs_.front().first.key;
+      table.add({"timing", format("medians of %d repeats, %s, on %s", e_.speed.repeats, e_.train.dtype.c_str(),
+                                  key["device"] == "cpu" ? "the CPU" : key["device"].get<std::string>().c_str())});
+    }
+    if (trains_on_text() || e_.kind == Kind::kMqar) {
       table.add({"learning rates", joined_numbers(e_.rates)});
       table.add({"seeds", joined_numbers(e_.seeds)});
     }
-    if (e_.kind == Kind::kText && results_.settings.contains("data")) {
+    for (const Variant& v : e_.variants) {
+      if (!v.model.is_null())
+        table.add({"model " + v.name, grouped(v.model["parameters"].get<double>()) + " parameters, hash " + v.model.value("hash", "")});
+    }
+    if (trains_on_text() && results_.settings.contains("data")) {
       const Json& data = results_.settings["data"];
       table.add({"data", grouped(data.value("tokens", 0.0)) + " tokens, hash " + data.value("train", "") + "; validation " +
                              grouped(data.value("validation_tokens", 0.0)) + " tokens, hash " + data.value("validation", "")});
@@ -238,7 +175,7 @@ class Report {
     table.add({"machine", machines.empty() ? "-" : joined(machines)});
     table.add({"commit", commits.empty() ? "-" : joined(commits)});
     table.add({"cost", format("%.0f seconds of the machine", seconds) +
-                           (e_.kind == Kind::kSpeed ? "" : ", " + grouped(std::round(tokens / 1e6)) + " million tokens") +
+                           (tokens == 0 ? "" : ", " + grouped(std::round(tokens / 1e6)) + " million tokens") +
                            (shared > 0 ? ", without the shared runs" : "")});
     text_ += table.text() + "\n";
     if (plan_.finished(results_) < plan_.total()) {
@@ -253,6 +190,20 @@ class Report {
   std::string spread_text(const Row& row) const {
     if (!row.spread) return "-";
     return e_.kind == Kind::kMqar ? format("%.1f", 100 * *row.spread) : format("%.4f", *row.spread);
+  }
+
+  void needles() {
+    const Section found = needles_section(e_, plan_, results_, rows_);
+    text_ += found.text.empty() ? "Needles have not been looked for in any model yet.\n\n" : found.text;
+    for (const Section::Picture& p : found.pictures) picture(p.name, p.about, p.panels);
+    if (!trains_on_text()) return;
+    const std::string results = table_of(false, kLossName), preliminary = table_of(true, kLossName);
+    if (results.empty() && preliminary.empty()) return;
+    text_ += "## The models\n\n" +
+             paragraph(
+                 "Each variant at its own best learning rate; the losses are those of the second half of the "
+                 "validation text. Fewer than three seeds are preliminary.") +
+             results + preliminary;
   }
 
   const Row* reference() const {
@@ -458,60 +409,66 @@ class Report {
     picture("accuracy.svg", "Accuracy by size of the example, and while learning", {sizes, learning});
   }
 
-  void speed() {
-    const std::string x = "tokens in a sequence";
-    draw::LinePlot steps = plot_of("Training", x, "tokens per second"), forward = plot_of("Operator, forward", x, "ms"),
-                   backward = plot_of("Operator, backward", x, "ms");
-    for (draw::LinePlot* plot : {&steps, &forward, &backward}) plot->log_x = true;
-    forward.log_y = backward.log_y = true;
+  // A figure of the runs that time something.
+  struct Timed {
+    const char *kind, *pass, *value;  // of the runs; the pass of an operator, else empty; the key of the figure
+    const char *title, *unit;         // of the plot
+    const char* heading;              // of the table
+  };
+
+  // A figure over the length: a table below its heading and, returned, a plot.
+  draw::LinePlot timed(const Timed& what, const std::vector<int64_t>& lengths, const std::string& x_label) {
+    draw::LinePlot plot = plot_of(what.title, x_label, what.unit);
+    plot.log_x = true;
+    plot.log_y = what.value != std::string("tokens_per_s");
+    plot.plot_height = 220;
     std::vector<std::string> names = {"variant"};
-    for (const int64_t T : e_.speed.lengths) {
+    for (const int64_t T : lengths) {
       names.push_back(grouped(static_cast<double>(T)));
-      for (draw::LinePlot* plot : {&steps, &forward, &backward}) plot->x_ticks.push_back(static_cast<double>(T));
+      if (T > 0) plot.x_ticks.push_back(static_cast<double>(T));  // 0 has no place on a logarithmic axis
     }
-    Columns training(names);
-    names.insert(names.begin() + 1, "pass");
-    Columns operators(names);
+    Columns table(names);
     for (size_t i = 0; i < e_.variants.size(); ++i) {
-      const Variant& v = e_.variants[i];
-      const auto runs = plan_.sweep(v);
-      const auto series = [&](const char* pass, draw::LinePlot& plot, Columns& table, const char* value, const char* how) {
-        draw::Line line = line_of(v.name, i);
-        std::vector<std::string> cells = {v.name};
-        if (*pass != '\0') cells.emplace_back(pass);
-        for (const Run& run : runs) {
-          const Json* result = results_.find(run);
-          std::string cell = "-";
-          if (result != nullptr) {
-            cell = result->contains("failed") ? "failed" : "-";
-            for (const Json& one : result->value("rows", Json::array())) {
-              if (*pass != '\0' && one.value("pass", "") != pass) continue;
-              const auto number = one[value].get<double>();
-              line.points.push_back({run.key["T"].get<double>(), number});
-              cell = *pass == '\0' ? grouped(std::round(number)) : format(how, number);
-            }
-          }
-          cells.push_back(cell);
+      draw::Line line = line_of(e_.variants[i].name, i);
+      std::vector<std::string> cells = {line.name};
+      bool any = false;
+      for (const Run& run : plan_.sweep(e_.variants[i])) {
+        if (run.key["kind"] != what.kind) continue;
+        const Json* result = results_.find(run);
+        any = any || result != nullptr;
+        std::string cell = result != nullptr && result->contains("failed") ? "failed" : "-";
+        for (const Json& row : result == nullptr ? Json::array() : result->value("rows", Json::array())) {
+          if (*what.pass != '\0' && row.value("pass", "") != what.pass) continue;
+          const auto number = row[what.value].get<double>();
+          line.points.push_back({run.key["T"].get<double>(), number});
+          cell = plot.log_y ? format(number < 10 ? "%.3f" : "%.1f", number) : grouped(std::round(number));
         }
-        if (line.points.empty()) return;
-        plot.lines.push_back(std::move(line));
-        table.add(std::move(cells));
-      };
-      if (v.op.is_null()) {
-        series("", steps, training, "tokens_per_s", "%.0f");
-      } else {
-        series("forward", forward, operators, "ms", "%.3f");
-        series("backward", backward, operators, "ms", "%.3f");
+        cells.push_back(cell);
       }
+      if (any) table.add(std::move(cells));
+      if (!line.points.empty()) plot.lines.push_back(std::move(line));
     }
-    if (!training.empty())
-      text_ += "## Training throughput, tokens per second\n\nBy the tokens in a sequence.\n\n" + training.text() + "\n";
-    if (!operators.empty()) text_ += "## Operators, ms\n\nBy the tokens in a sequence.\n\n" + operators.text() + "\n";
-    std::vector<draw::Panel> panels;
-    for (const draw::LinePlot& plot : {steps, forward, backward}) {
-      if (!plot.lines.empty()) panels.emplace_back(plot);
-    }
-    if (!panels.empty()) picture("speed.svg", "Speed over the length of the sequences", panels);
+    if (!table.empty()) text_ += std::string("## ") + what.heading + "\n\nBy the " + x_label + ".\n\n" + table.text() + "\n";
+    return plot;
+  }
+
+  void speed() {
+    const auto part = [&](const std::string& file, const std::string& about, const std::vector<int64_t>& lengths,
+                          const std::string& x_label, std::initializer_list<Timed> figures) {
+      std::vector<draw::Panel> panels;
+      for (const Timed& one : figures) {
+        draw::LinePlot plot = timed(one, lengths, x_label);
+        if (!plot.lines.empty()) panels.emplace_back(std::move(plot));
+      }
+      if (!panels.empty()) picture(file, about, std::move(panels));
+    };
+    part("speed.svg", "Speed over the length of the sequences", e_.speed.lengths, "tokens in a sequence",
+         {{kTrainingSpeed, "", "tokens_per_s", "Training", "tokens per second", "Training throughput, tokens per second"},
+          {kOperatorSpeed, "forward", "ms", "Operator, forward", "ms", "Operators, forward, ms"},
+          {kOperatorSpeed, "backward", "ms", "Operator, backward", "ms", "Operators, backward, ms"}});
+    part("decoding.svg", "Decoding over the tokens before", e_.speed.contexts, "tokens that the sequence has read before",
+         {{kDecodingSpeed, "", "state_mb", "State of a sequence", "MB", "State of a sequence, MB"},
+          {kDecodingSpeed, "", "ms", "Decoding one sequence", "ms per token", "Decoding one sequence, ms per token"}});
   }
 
   Json metrics() const {
@@ -531,6 +488,13 @@ class Report {
                       {"stated", number(row.variant->stated)}});
     }
     Json out = {{"experiment", e_.name}, {"settings", results_.settings}};
+    if (e_.kind == Kind::kNeedles) {
+      out["needles"] = Json::array();
+      for (const auto& [run, result] : runs_) {
+        if (result->contains("needles"))
+          out["needles"].push_back({{"variant", run.variant}, {"seed", run.seed}, {"found", (*result)["needles"]}});
+      }
+    }
     if (e_.kind != Kind::kSpeed) {
       out["rows"] = rows;
       return out;

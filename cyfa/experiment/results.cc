@@ -30,11 +30,13 @@ std::string hash_of(const Json& key) {
 std::string Run::hash() const { return hash_of(key); }
 
 std::string Run::label() const {
-  if (rate == 0) return key.contains("T") ? variant + ", " + key["T"].dump() + " tokens" : variant;
-  return variant + ", rate " + Json(rate).dump() + ", seed " + std::to_string(seed);
+  if (rate == 0 && key.contains("T"))
+    return variant + (key["kind"] == kDecodingSpeed ? ", a step after " : ", ") + key["T"].dump() + " tokens";
+  if (rate == 0) return variant;
+  return variant + ", rate " + Json(rate).dump() + ", seed " + std::to_string(seed) + (key.contains("run") ? ", needles" : "");
 }
 
-std::string Run::folder() const { return variant + "-" + hash(); }
+std::string Run::folder() const { return variant + "-" + (key.contains("run") ? hash_of(key["run"]) : hash()); }
 
 Results::Results(const fs::path& folder) : folder_(folder) {
   const fs::path file = folder / kRunsFile;

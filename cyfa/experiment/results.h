@@ -11,6 +11,11 @@
 
 namespace cyfa::experiment {
 
+// Kinds of the runs that time something, in their keys.
+inline constexpr const char* kTrainingSpeed = "training speed";
+inline constexpr const char* kOperatorSpeed = "operator speed";
+inline constexpr const char* kDecodingSpeed = "decoding speed";
+
 // A run: what it computes, and where it stands in the experiment.
 struct Run {
   std::string variant;
@@ -20,7 +25,7 @@ struct Run {
 
   std::string hash() const;    // of the key, hexadecimal
   std::string label() const;   // "cyfa, rate 0.002, seed 1"
-  std::string folder() const;  // a name for its files
+  std::string folder() const;  // a name for its files; a run that takes the model of another run ("run" in the key) has its folder
 };
 
 class Results {

@@ -77,6 +77,14 @@ class EvalGenerated(CliTest):
         self.assertIn("It slept. Then it woke. It ran. Once there was a cat.", made["niah_single_2-1024.jsonl"])
         (texts / "a.txt").write_text(" \n", encoding="utf-8")
         self.check_error(run("eval", self.model, "niah_single_2", "--haystack", texts / "a.txt"), "without words")
+        # Results with one haystack are none with another.
+        (texts / "a.txt").write_text("Once there was a dog. ", encoding="utf-8")
+        kept = [self.model, "niah_single_2@1024", "--limit", "1", "-q", "-o", self.folder / "kept"]
+        self.check(run("eval", *kept, "--haystack", texts), 0)
+        self.check_error(run("eval", *kept), "haystack")
+        manifest = json.loads((self.folder / "kept/results.json").read_text(encoding="utf-8"))[0]
+        self.assertEqual(sorted(manifest["files"]), ["a.txt", "b.jsonl"])
+        self.assertEqual(manifest["truncation"], {"niah_single_2@1024": "none"})
         self.check_error(run("eval", self.model, "niah_single_2", "--haystack", texts / "none.txt"), "none.txt")
         self.check_error(run("eval", self.model, "niah_single_2@200"), "wanted a greater length")
         self.check_error(run("eval", self.model, "qa_1", "--data", texts), "dev-v2.0.json")

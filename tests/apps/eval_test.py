@@ -8,7 +8,7 @@ import subprocess
 import time
 import unittest
 
-from harness import PROGRAM, ROOT, CliTest, run
+from harness import PROGRAM, ROOT, CliTest, run, shared_folder
 
 MODEL = ROOT / "models/cyfa-4m"
 ARC = [
@@ -40,6 +40,10 @@ class Eval(CliTest):
         manifest, *rows = json.loads(out.read_text())
         self.assertEqual(manifest["table"], "manifest")
         self.assertEqual((manifest["bos"], manifest["prefix_token"], manifest["max_length"], manifest["seed"]), (True, 1, 2048, 42))
+        self.assertEqual(set(manifest["truncation"].items()),
+                         {("arc_easy", "left"), ("lambada_openai", "left"), ("based_squad", "left")})
+        for key in ("commit", "version", "machine", "threads", "dtype", "limit"):
+            self.assertIn(key, manifest)
         self.assertEqual(sorted(manifest["files"]), ["arc_easy.jsonl", "based_squad.jsonl", "lambada_openai.jsonl"])
         for key in ("model_hash", "tokenizer_hash"):
             self.assertRegex(manifest[key], "^[0-9a-f]{16}$")
@@ -55,6 +59,14 @@ class Eval(CliTest):
         self.assertEqual([row["metric"] for row in rows], ["word_perplexity", "byte_perplexity", "bits_per_byte", "loss_0_598"])
         self.assertTrue(0.5 < rows[2]["value"] < 4, rows)
         self.assertTrue(2 < rows[3]["value"] < 6, rows)
+
+    @unittest.skipUnless((shared_folder() / "eval").is_dir(), "no shared/eval; set CYFA_SHARED")
+    def test_the_samples_of_the_shared_folder(self):
+        result = run("eval", MODEL, "samples", "--data", shared_folder() / "eval", "--limit", 2, "--json")
+        self.check(result, 0)
+        rows = json.loads(result.stdout)[1:]
+        self.assertEqual([(row["task"], row["documents"], row["of"]) for row in rows],
+                         [(f"{name}_sample", 2, 1000) for name in ("squad", "drop", "nq")])
 
     def test_kept_documents_and_their_run(self):
         out = self.folder / "out"
@@ -100,6 +112,10 @@ class Eval(CliTest):
         for arguments, words in cases:
             with self.subTest(arguments):
                 self.assertIn(words, self.eval(*arguments, status=2).stderr)
+        error = self.eval("paper", status=2).stderr  # all that is missing, each with its home
+        for words in ("lacks 11 files", "cimec/lambada", "hazyresearch/based-swde-v2", "hazyresearch/based_drop", "WikiText-2"):
+            self.assertIn(words, error)
+        self.assertNotIn("based-squad", error)  # is there
         self.check(run("eval"), 2)
         environment = os.environ | {"CYFA_EVAL_DATA": str(self.folder)}
         result = subprocess.run([PROGRAM, "eval", MODEL, "arc_easy", "--limit", "2", "-q"], env=environment, capture_output=True, text=True)

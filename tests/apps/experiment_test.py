@@ -149,6 +149,64 @@ class ExperimentTest(CliTest):
         self.assertIn("## Preliminary", report)
         self.assertIn("4 pairs in 24", report)
 
+    def test_needles_with_the_models_of_other_runs_and_with_given_ones(self):
+        plan = 'needles = { tasks = ["niah_single_1", "niah_multikey_1"], lengths = [1024, 1100], samples = 2 }'
+        text = TEXT.replace("[small]", f'[small]\n{plan}').replace("seeds = [1, 2, 3]", "seeds = [1, 2]")
+        needles = self.recipe("needles", 'kind = "needles"\n' + text)
+        plain = self.recipe("plain", text.replace(plan, ""))
+        values = ["rates=1e-3", "only=token"]
+        # By itself: it trains, looks for needles, and drops the models. Of another experiment that has kept them it takes them.
+        alone = run(*self.arguments(needles, "alone", "--set", *values))
+        self.check(alone, 0)
+        self.assertIn("4 runs, 0 finished before", alone.stdout)
+        self.assertIn("seed 2, needles: at most", alone.stderr)
+        self.assertFalse((self.folder / "alone/needles/runs").exists())
+        self.check(run(*self.arguments(plain, "shared", "--keep", "--set", *values)), 0)
+        kept = sorted((self.folder / "shared/plain/runs").iterdir())
+        shared = run(*self.arguments(needles, "shared", "--set", *values))
+        self.check(shared, 0)
+        self.assertIn("4 runs, 2 finished before", shared.stdout)
+        self.assertEqual(sorted((self.folder / "shared/plain/runs").iterdir()), kept)
+        found = [self.runs(out, "needles") for out in ("alone", "shared")]
+        self.assertEqual(set(found[0]), set(found[1]))
+        for key in (key for key in found[0] if json.loads(key)["kind"] == "needles"):
+            rows = found[0][key]["needles"]
+            self.assertEqual([row["length"] for row in rows["niah_single_1"]], [1024, 1100])
+            self.assertEqual(rows, found[1][key]["needles"])
+            self.assertEqual((found[0][key]["tokens"], found[1][key]["tokens"]), (0, 0))  # of training, which runs before it have made
+        report = (self.folder / "alone/needles/report.md").read_text()
+        for words in ("**No model finds needles.**", "## The hidden value beside another one", "lies within 50 ± 69.3", "## The models",
+                      "| niah_multikey_1 | token (2 of 3 seeds) |", "(needles.svg)"):
+            self.assertIn(words, report)
+        for picture in ("needles.svg", "preference.svg"):
+            self.assertIn("<svg", (self.folder / "alone/needles" / picture).read_text()[:200])
+        # Without the models, and with a worker that trains them again: the same figures.
+        stored = self.folder / "alone/needles/runs.json"
+        content = json.loads(stored.read_text())
+        content["runs"] = [one for one in content["runs"] if one["key"]["kind"] == "text"]
+        stored.write_text(json.dumps(content))
+        self.check(run(*self.arguments(needles, "alone")), 0)
+        again = self.runs("alone", "needles")
+        for key, result in found[0].items():
+            self.assertEqual(again[key].get("needles"), result.get("needles"))
+        # A checkpoint that is given, by a name; then the report without it.
+        model = self.folder / "model"
+        self.check(run("init", self.folder / "tiny.json", model), 0)
+        config = model / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer": "bytes"}))
+        given = ["experiment", needles, "--out", self.folder / "given", "--threads", "1"]
+        self.check(run(*given, "--models", f"mine={model}"), 0)
+        report = (self.folder / "given/needles/report.md").read_text()
+        self.assertIn("| model mine |", report)
+        self.assertNotIn("learning rates", report)
+        model.rename(self.folder / "elsewhere")
+        self.check(run(*given, "--report"), 0)
+        self.assertEqual((self.folder / "given/needles/report.md").read_text(), report)
+        self.check_error(run("experiment", plain, "--models", self.folder / "elsewhere"), "experiments with needles")
+        self.check_error(run(*given, "--models", f"a={self.folder}/elsewhere", f"a={self.folder}/elsewhere"), "different name")
+        self.check_error(run(*given, "--models", "nowhere"), "nowhere")
+        self.check_error(run(*given, "--set", "lengths="), "at least one")
+
     def test_a_limit_of_time_stops_with_a_checkpoint(self):
         result = run(*self.arguments(self.text, "out", "--minutes", "0.08", "--set", "steps=100000", "rates=1e-3", "only=token"))
         self.check(result, 3)
@@ -191,7 +249,7 @@ class ExperimentTest(CliTest):
         self.check(listed, 0)
         names = [line.split()[0] for line in listed.stdout.splitlines()]
         self.assertEqual(names, sorted(path.stem for path in (ROOT / "configs/experiments").glob("*.toml")))
-        for name in ("mixers", "mqar", "ablations", "slots", "clocks", "stop-gradient", "length", "speed"):
+        for name in ("mixers", "mqar", "ablations", "slots", "clocks", "stop-gradient", "length", "needles", "speed", "decoding"):
             self.assertIn(name, names)
         plan = run(*self.arguments(self.text, "out", "--plan"))
         self.check(plan, 0)
@@ -206,7 +264,7 @@ kind = "speed"
 [train]
 dtype = "fp32"
 [small]
-speed = { tokens = 64, lengths = [16, 32], repeats = 2 }
+speed = { tokens = 64, lengths = [16, 32], contexts = [0, 40], repeats = 2 }
 [[variant]]
 name = "token"
 config = "tiny"
@@ -215,9 +273,11 @@ name = "op"
 op = { op = "scalar_gated_la", H = 2, K = 8, V = 8 }
 """)
         self.check(run("experiment", recipe, "--out", self.folder / "out", "--threads", "1"), 0)
-        self.assertEqual(len(self.runs("out", "speed")), 4)
+        self.assertEqual(len(self.runs("out", "speed")), 6)
+        self.assertTrue(all(one["result"]["seconds"] > 0 for one in json.loads((self.folder / "out/speed/runs.json").read_text())["runs"]))
         report = (self.folder / "out/speed/report.md").read_text()
-        for words in ("Training throughput", "## Operators", "| op | backward |"):
+        for words in ("Training throughput", "## Operators, backward", "| op |", "## Decoding one sequence", "## State of a sequence, MB",
+                      "| timing | medians of 2 repeats, fp32, on the CPU |"):
             self.assertIn(words, report)
 
 

@@ -95,6 +95,17 @@ TEST_F(Runs, ResultsOfAnotherModelAreRefused) {
   } catch (const io::FileError& error) {
     EXPECT_NE(std::string(error.what()).find("model_hash"), std::string::npos);
   }
+  // What only the earlier run had is a difference, too.
+  identity_ = {{"model_hash", "1"}, {"haystack", "3"}};
+  std::filesystem::remove(file_);
+  run(200, 1 << 20, 5);
+  identity_.erase("haystack");
+  try {
+    run(200);
+    FAIL();
+  } catch (const io::FileError& error) {
+    EXPECT_NE(std::string(error.what()).find("haystack"), std::string::npos);
+  }
   std::ofstream(file_) << "no JSON\n";
   EXPECT_THROW(run(200), io::FileError);
 }

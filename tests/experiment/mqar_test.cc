@@ -90,6 +90,33 @@ TEST(Mqar, GapsHaveThePowerLaw) {
   }
 }
 
+// With two pairs the second gap is drawn from what the first has left, with the weights of the rest: all ordered pairs of gaps, in the
+// order of the keys.
+TEST(Mqar, GapsAreDrawnOneAfterAnother) {
+  constexpr MqarSegment two{.length = 10, .pairs = 2, .examples = 20000};  // gaps 0, 1, 2
+  const MqarExamples e = mqar_examples({.vocab_size = 64, .power = 0.01, .random_non_queries = false}, two, 5);
+  const auto input = e.inputs.accessor<int, 2>();
+  double seen[3][3] = {};
+  for (int64_t i = 0; i < two.examples; ++i) {
+    int gaps[2] = {-1, -1};
+    for (int g = 0; g < 3; ++g) {
+      for (int k = 0; k < 2; ++k) {
+        if (input[i][4 + 2 * g] == input[i][2 * k]) gaps[k] = g;
+      }
+    }
+    ASSERT_TRUE(gaps[0] >= 0 && gaps[1] >= 0 && gaps[0] != gaps[1]);
+    seen[gaps[0]][gaps[1]] += 1.0 / static_cast<double>(two.examples);
+  }
+  const auto weight = [](int g) { return std::pow(g + 1, 0.01 - 1); };
+  const double all = weight(0) + weight(1) + weight(2);
+  for (int a = 0; a < 3; ++a) {
+    for (int b = 0; b < 3; ++b) {
+      const double p = a == b ? 0 : weight(a) / all * weight(b) / (all - weight(a));
+      EXPECT_NEAR(seen[a][b], p, 5 * std::sqrt(p * (1 - p) / 20000)) << "gaps " << a << " and " << b;
+    }
+  }
+}
+
 TEST(Mqar, BatchesNeverMixSegments) {
   const MqarData data(kTask, {{64, 8, 10}, {32, 4, 5}}, 4, 1);
   ASSERT_EQ(data.batches(), 3 + 2);

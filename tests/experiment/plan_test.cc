@@ -118,9 +118,20 @@ TEST_F(Recipes, BadRecipesAreRefusedInWords) {
   expect(with("name = \"b\"", "name = \"a\""), "two variants");
   expect(with("name = \"b\"", "name = \"../b\""), "letters");
   expect(with("reference = \"a\"", "reference = \"z\""), "no variant");
-  expect(with("title = \"T\"", "kind = \"dance\""), "text, mqar or speed");
+  expect(with("title = \"T\"", "kind = \"dance\""), "text, mqar, needles or speed");
   expect(with("title = \"T\"", "base = \"e\""), "itself");
   expect(with("title = \"T\"", "kind = \"mqar\""), "mqar.train");
+  expect(with("title = \"T\"", "kind = \"needles\""), "needles.tasks and needles.lengths");
+  const auto needles = [&](const std::string& tasks, const std::string& lengths) {
+    std::string text = "kind = \"needles\"\n" + good_;
+    return refusal(text.insert(text.find("rates"), "needles = { tasks = [" + tasks + "], lengths = [" + lengths + "] }\n"));
+  };
+  expect(needles("\"vt\"", "1024"), "RULER's needle tasks");
+  expect(needles("\"niah_single_9\"", "1024"), "no task niah_single_9");
+  expect(needles("\"niah_single_1\"", "0"), "needles.lengths has 0");
+  EXPECT_EQ(needles("\"niah_single_1\"", "1024"), "accepted");
+  expect(with("title = \"T\"", "kind = \"speed\""), "speed.lengths or speed.contexts");
+  expect(refusal(good_, {"samples=0"}), "samples is \"0\"");
   expect(refusal(good_, {"only=d"}), "no variant");
   expect(refusal(good_, {"stepz=1"}), "did you mean steps");
   expect(refusal(good_, {"rates=x"}), "rates has \"x\"");
@@ -169,6 +180,59 @@ TEST_F(Runs, SweepFirstThenSeedsVariantByVariant) {
   EXPECT_EQ(plan.finished(results), 15);
   EXPECT_EQ(plan.best_rate(e.variants[0], results), 2e-3);
   for (const experiment::Run& run : plan.repeats(e.variants[0], results)) EXPECT_EQ(run.rate, 2e-3);
+}
+
+// Needles are looked for with the model of the best rate of every seed whose training has not failed. The runs that train are those of an
+// experiment on text, and share its results.
+TEST_F(Runs, NeedlesFollowTraining) {
+  std::string text = "kind = \"needles\"\n" + good_;
+  text.insert(text.find("rates"), "needles = { tasks = [\"niah_single_1\"], lengths = [1024], samples = 3 }\n");
+  const Experiment plain = read(good_), e = read(text, {"only=a"});
+  const Json data = {{"train", "x"}};
+  const Plan trains(plain, data, "cpu"), plan(e, data, "cpu");
+  EXPECT_EQ(plan.total(), 3 + 2 + 3);
+  {
+    Results results(folder_ / "out/e");
+    for (const experiment::Run& run : trains.sweep(plain.variants[0])) results.add(run, loss(run.rate == 2e-3 ? 1 : 2, 1));
+  }
+  Results results(folder_ / "out/f");
+  results.share_with_neighbours();
+  std::vector<std::string> order;
+  while (const auto run = plan.next(results, {})) {
+    order.push_back(run->label());
+    const bool fails = run->seed == 2 && !run->key.contains("run");
+    const Json found = {{"niah_single_1", {{{"length", 1024}, {"found", 100.0}, {"found_error", 0.0}}}}};
+    results.add(*run, fails ? Json{{"failed", "the loss is nan"}} : run->key.contains("run") ? Json{{"needles", found}} : loss(1, 1));
+    if (run->key.contains("run")) {
+      EXPECT_EQ(run->key["needles"]["samples"], 3);
+      experiment::Run trained = *run;
+      trained.key = run->key["run"];
+      EXPECT_EQ(run->folder(), trained.folder());
+      EXPECT_NE(run->hash(), trained.hash());
+    }
+  }
+  EXPECT_EQ(order, (std::vector<std::string>{"a, rate 0.002, seed 2", "a, rate 0.002, seed 3", "a, rate 0.002, seed 1, needles",
+                                             "a, rate 0.002, seed 3, needles"}));
+  write_report(folder_ / "out/f", e, plan, results);
+  const std::string report = io::read_file(folder_ / "out/f/report.md", 1 << 20, "a report");
+  for (const char* words : {"| niah_single_1 | a (2 of 3 seeds) | 100.0 ± 0.0 |", "(1 diverged)", "needles.svg"})
+    EXPECT_NE(report.find(words), std::string::npos) << words << "\n" << report;
+  EXPECT_EQ(report.find("No model finds"), std::string::npos);
+  EXPECT_EQ(report.find("preference"), std::string::npos);  // was not measured
+
+  // Given models are not trained, and known by their hashes.
+  Experiment given = e;
+  given.variants = {{}};
+  given.variants[0].name = "mine";
+  given.variants[0].model = {{"hash", "1"}, {"tokenizer", "2"}, {"folder", "somewhere"}, {"parameters", 5}};
+  const Plan plan_of_given(given, nullptr, "cpu");
+  EXPECT_EQ(plan_of_given.total(), 1);
+  EXPECT_EQ(plan_of_given.tokens_per_run(), 0);
+  const auto run = plan_of_given.next(results, {});
+  ASSERT_TRUE(run);
+  EXPECT_EQ(run->key.dump().find("somewhere"), std::string::npos);
+  given.variants[0].model["hash"] = "3";
+  EXPECT_NE(Plan(given, nullptr, "cpu").next(results, {})->hash(), run->hash());
 }
 
 TEST_F(Runs, ADivergedRunIsNoBestRate) {
@@ -275,7 +339,7 @@ TEST(Provided, RecipesAreGoodAndStatesAreEqual) {
       EXPECT_LE(static_cast<double>(most), spread * static_cast<double>(std::max<int64_t>(1, least))) << e.name << " " << scale;
     }
   }
-  EXPECT_GE(files, 8U);
+  EXPECT_GE(files, 10U);
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 // Tests the elementwise ops, norms and short convolution around a mixer against torch's own ops.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/dense/dense.h"
+#include "cyfa/ops/dense/linear_in_blocks.h"
 #include "cyfa/ops/dense/short_conv.h"
 #include "tests/ops/neighbours.h"
 
@@ -20,6 +22,35 @@ TEST(Dense, LinearTakesNarrowWeights) {
   const at::Tensor x = at::randn({2, 5, 40}), w = at::randn({5000, 40}).to(at::kBFloat16), bias = at::randn({5000});
   EXPECT_LT(rel(ops::linear(x, w, bias), at::linear(x, w.to(at::kFloat), bias)), 1e-6);
   EXPECT_EQ(ops::linear(at::randn({0, 40}), w).sizes(), at::IntArrayRef({0, 5000}));
+}
+
+// In blocks, a row has the same bits alone and among others, and with any number of threads; also of widths that fill no panel.
+TEST(Dense, LinearInBlocksDoesNotDependOnOtherRows) {
+  const at::NoGradGuard no_grad;
+  const int threads = at::get_num_threads();
+  for (const auto& [out, in] : {std::pair<int64_t, int64_t>{1100, 96}, {30, 1000}, {1, 8}}) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      SCOPED_TRACE(testing::Message() << out << " from " << in << " " << type);
+      const at::Tensor x = at::randn({2, 75, in}), w = at::randn({out, in}).to(type), bias = at::randn({out});
+      const at::Tensor plain = ops::linear(x, w, bias);
+      const LinearInBlocks in_blocks;
+      const at::Tensor y = ops::linear(x, w, bias);
+      EXPECT_LT(rel(y, plain), 1e-6);
+      for (const int64_t rows : {1, 63, 64, 65}) {
+        for (const int used : {1, 3}) {
+          at::set_num_threads(used);
+          EXPECT_TRUE(at::equal(ops::linear(x[1].narrow(0, 7, rows), w, bias), y[1].narrow(0, 7, rows))) << rows << " rows";
+        }
+      }
+      at::set_num_threads(threads);
+      EXPECT_EQ(ops::linear(x.narrow(1, 0, 0), w, bias).sizes(), at::IntArrayRef({2, 0, out}));
+    }
+  }
+  // Where a gradient is recorded, the product is the usual one.
+  const LinearInBlocks in_blocks;
+  const at::AutoGradMode grad(true);
+  const at::Tensor w = at::randn({4, 3}).requires_grad_();
+  EXPECT_TRUE(ops::linear(at::randn({2, 3}), w).requires_grad());
 }
 
 TEST(Dense, StepsAreLinearAndDoNotDependOnTheBatch) {
