@@ -63,11 +63,12 @@ Map shift(const Group& group, const Map& map, int by) {
 // What the ranks before this one leave in an empty memory, as this rank's first token finds it; zeros if that token begins a sequence. By
 // an exclusive scan of the ranks' maps: after the round that shifts by 2^i a rank holds the map of the 2^(i + 1) stretches before its own.
 // then(earlier, later, ranks): the map of `earlier` and then `later`, which is that of so many stretches before this rank's. Ranks without
-// stretches before them compute with zeros, so that backward, a collective call as well, is the same on all ranks.
+// stretches before them compute with zeros, so that backward, a collective call as well, is the same on all ranks. `furthest`: from more
+// ranks back nothing comes, on any rank.
 template <class Then>
-at::Tensor before(const SequenceCut& cut, const Map& own, const Then& then) {
+at::Tensor before(const SequenceCut& cut, const Map& own, int furthest, const Then& then) {
   Map map = shift(cut.group, own, 1);
-  for (int by = 1; by < cut.group.size() - 1; by *= 2) map = then(shift(cut.group, map, by), map, by);
+  for (int by = 1; by < std::min(furthest, cut.group.size() - 1); by *= 2) map = then(shift(cut.group, map, by), map, by);
   return cut.own().begins ? map.own * 0 : map.own;
 }
 
@@ -173,7 +174,7 @@ at::Tensor recurrence_before(const SequenceCut& cut, const at::Tensor& k, const 
                                                : at::zeros(keys.sizes().slice(0, 2), keys.options().dtype(at::kDouble));
   const at::Tensor faded = keys * decay_to_end(gates).to(type).unsqueeze(-1);
   const Map own = {at::matmul(faded.permute({1, 2, 0}), values.transpose(0, 1)), left(cut, gates.sum(0))};  // [H, K, V], [H]
-  return with_others(before(cut, own,
+  return with_others(before(cut, own, cut.group.size(),
                             [](const Map& earlier, const Map& later, int) {
                               return Map{earlier.own * by_head(later.changes, earlier.own) + later.own, earlier.changes * later.changes};
                             }),
@@ -191,7 +192,7 @@ FlowBefore flow_before(const SequenceCut& cut, const at::Tensor& k, const at::Te
   const at::Tensor rows = at::cat({keys, values}, -1).permute({1, 2, 0});  // [H, K + V, T]
   const at::Tensor clock = steps.sum(0);
   const Map own = {turned(at::matmul(rows, writes_HTM), clock), at::stack({left(cut, gates.sum(0)), clock})};  // [H, K + V, M], [2, H]
-  const at::Tensor found = before(cut, own, [](const Map& earlier, const Map& later, int) {
+  const at::Tensor found = before(cut, own, cut.group.size(), [](const Map& earlier, const Map& later, int) {
     const at::Tensor decay = later.changes.select(0, 0), turn = later.changes.select(0, 1);
     return Map{turned(earlier.own * by_head(decay, earlier.own), turn) + later.own,
                at::stack({earlier.changes.select(0, 0) * decay, earlier.changes.select(0, 1) + turn})};
@@ -217,9 +218,13 @@ at::Tensor tokens_before(const SequenceCut& cut, const at::Tensor& y, int64_t ta
     }
     return std::min(sum, rows);
   };
+  // Where every stretch has enough tokens, as all do but in tests, nothing comes from further back than the rank before.
+  const bool enough = std::all_of(cut.stretches.begin(), cut.stretches.end(), [&](const SequenceCut::Stretch& stretch) {
+    return !stretch.whole || stretch.begins || stretch.last_tokens >= rows;
+  });
   const Map own_map = {tail, at::empty({0}, tail.options().dtype(at::kDouble))};
   return with_others(
-      before(cut, own_map,
+      before(cut, own_map, enough ? 1 : cut.group.size(),
              [&](const Map& earlier, const Map& later, int ranks) {
                const int64_t there = moved(ranks);
                return Map{later.own + at::cat({earlier.own.narrow(0, there, rows - there), at::zeros({there, y.size(2)}, y.options())}, 0),
