@@ -208,8 +208,11 @@ std::vector<Layout> plan(const ModelCosts& model, const Machine& machine, const 
     }
     if (request.gpus == 1) break;
   }
+  // Those of FSDP2 come last: they are predicted at rates that its modules, which are not fused, do not reach.
   std::stable_sort(all.begin(), all.end(), [](const Layout& a, const Layout& b) {
-    return a.refusal.empty() != b.refusal.empty() ? a.refusal.empty() : a.tokens_per_s > b.tokens_per_s;
+    const bool a_runs = a.refusal.empty(), b_runs = b.refusal.empty();
+    if (a_runs != b_runs) return a_runs;
+    return a.today != b.today ? a.today : a.tokens_per_s > b.tokens_per_s;
   });
   return all;
 }

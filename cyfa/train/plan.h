@@ -81,7 +81,8 @@ double computing_seconds(const ModelCosts& model, const Machine& machine, double
 // Bytes of training on one GPU alone, with so many tokens in a micro-batch.
 double training_bytes(const ModelCosts& model, double tokens, bool recompute);
 
-// Every layout, those that run first, by tokens/s. Throws std::invalid_argument for a request out of range.
+// Every layout, those that run first, of these the ones that `cyfa train` runs, then by tokens/s. Throws std::invalid_argument for a
+// request out of range.
 std::vector<Layout> plan(const ModelCosts& model, const Machine& machine, const PlanRequest& request);
 
 }  // namespace cyfa
