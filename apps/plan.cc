@@ -146,9 +146,11 @@ void add_plan(CLI::App& app, Action& action) {
           ->add_option("--measured", options->measured,
                        "Measured steps of this model on this machine, as `cyfa bench train --json FILE` writes them: corrects the "
                        "time of computing")
-          ->type_name("FILE");
+          ->type_name("FILE")
+          ->default_str("none");
   command->add_option("--mfu", r.share, "Share of the peak that a GPU reaches by itself, in place of the rates measured on an H200")
       ->type_name("SHARE")
+      ->default_str("none")
       ->excludes(measured);
   command->add_flag("--all", options->all, "List every layout, also those that do not run");
   add_json(command, &options->json);
