@@ -12,7 +12,7 @@ PYTHON := $(if $(CYFA_TORCH_DIR),python3,.venv/bin/python)
 SETUP := build/.setup-done
 export JOBS PYTHON
 
-.PHONY: help demo test build python wheel bench parity baselines-doc cli-doc benchmarks-doc evidence-doc \
+.PHONY: help demo test build python wheel bench parity baselines-doc cli-doc benchmarks-doc evidence-doc scaling-doc \
   tokenizer format lint gpu-test gpu-bench setup clean
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make cli-doc        update the option tables of docs/cli.md"
 	@echo "make benchmarks-doc update docs/benchmarks.md, its pictures and README.md's table from bench/results"
 	@echo "make evidence-doc   update the tables of docs/evidence.md from docs/evidence.toml"
+	@echo "make scaling-doc    update the tables of docs/scaling.md from cyfa plan"
 	@echo "make format         run clang-format over the sources"
 	@echo "make lint           run clang-tidy over apps/, cyfa/ and bench/"
 	@echo "make setup          install system packages and .venv with the pinned torch; needs the network the first time"
@@ -76,6 +77,9 @@ baselines-doc: build
 
 cli-doc: build
 	@scripts/cli_doc.py build/cyfa
+
+scaling-doc: build
+	@scripts/scaling_doc.py build/cyfa
 
 benchmarks-doc: build
 	@scripts/benchmarks_doc.py

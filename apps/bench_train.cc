@@ -100,6 +100,8 @@ int run_train(const Options& options) {
                     {"engine", trainer.engine().name()},
                     {"B", recipe.batch},
                     {"T", recipe.context},
+                    {"accumulate", recipe.accumulate},
+                    {"recompute", recipe.recompute},
                     {"ms", t.median * 1e3},
                     {"ms_p10", t.p10 * 1e3},
                     {"ms_p90", t.p90 * 1e3},

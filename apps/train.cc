@@ -364,6 +364,7 @@ int train(Options options) {
                    static_cast<long long>(recipe.steps), static_cast<long long>(recipe.batch * recipe.context), on.c_str(), after.c_str(),
                    screen.peak() * 1e-12));
   for (const std::string& note : notes) screen.note(note);
+  trainer.peak = screen.peak();
   trainer.on_step = [&](const Json& row) { screen.step(row); };
   trainer.on_note = [&](const std::string& note) { screen.note(note); };
   trainer.should_stop = [&] { return stop.requested(); };

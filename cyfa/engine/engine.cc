@@ -51,6 +51,8 @@ LmOutput StepEngine::forward(const at::Tensor& ids, const std::optional<at::Tens
   return model().forward(weights(), ids, cu_seqlens, initial);
 }
 
+bool TrainEngine::read_late(std::function<void(ParameterId)>) { return false; }
+
 void TrainEngine::cut(std::shared_ptr<const SequenceCut> cut) {
   if (cut) throw std::invalid_argument("training: engine " + name() + " does not cut sequences over ranks; wanted engine = \"portable\"");
 }

@@ -6,6 +6,7 @@
 // plain model.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -72,6 +73,9 @@ class TrainEngine {
   // the parameters' grad(). Gradients of weights that the engine fuses start at zero; the caller resets all others before. `noise` seeds
   // the random numbers that mixers draw in training, other ones in each loss; without it they draw none.
   virtual void begin_step(std::optional<uint64_t> noise) = 0;
+  // From now on parameters may still be on their way from other ranks when a step begins: the engine calls arrive(id) before it first reads
+  // a parameter in a step. Returns false if it cannot, because it reads all of them in begin_step().
+  virtual bool read_late(std::function<void(ParameterId)> arrive);
   // As CausalLM::loss(); differentiable. Requires begin_step().
   virtual at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens) = 0;
   // What the engine runs as the plain model does, and why.

@@ -28,9 +28,13 @@ class PortableTraining final : public TrainEngine {
 
   std::string name() const override { return "portable"; }
   void begin_step(std::optional<uint64_t> noise) override {
-    weights_ = model_.weights(compute_);
+    weights_ = model_.weights(compute_, arrive_);
     noise_ = noise;
     losses_ = 0;
+  }
+  bool read_late(std::function<void(ParameterId)> arrive) override {
+    arrive_ = std::move(arrive);
+    return true;
   }
   at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens) override {
     const Weights all = cut_ ? weights_.with_cut(cut_) : weights_;
@@ -44,6 +48,7 @@ class PortableTraining final : public TrainEngine {
   std::optional<at::ScalarType> compute_;
   bool recompute_;
   std::shared_ptr<const SequenceCut> cut_;
+  std::function<void(ParameterId)> arrive_;
   Weights weights_;
   std::optional<uint64_t> noise_;
   uint64_t losses_ = 0;  // since begin_step()

@@ -18,35 +18,58 @@ struct GroupHolder : torch::CustomClassHolder {
   Group group;
 };
 
-at::Tensor gathered(const Group& group, const at::Tensor& x) {
-  const at::Tensor own = x.contiguous();
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape.insert(shape.begin(), group.size());
-  at::Tensor all = at::empty(shape, x.options());
-  group.all_gather(all.view({-1}), own.view({-1})).wait();
-  return all;
+// A stretch, or successive ones, as a map on what it finds: its own contribution, and how it changes what was there before. Maps of
+// successive stretches combine to one.
+struct Map {
+  at::Tensor own;      // fp32 or fp64
+  at::Tensor changes;  // fp64
+};
+
+at::Tensor bytes_of(const at::Tensor& x) { return x.contiguous().view({-1}).view(at::kByte); }
+
+// The map of rank `rank() - by`, in one message; zeros if there is no such rank.
+Map shifted(const Group& group, const at::Tensor& own, const at::Tensor& changes, int by) {
+  const at::Tensor received = group.shift(at::cat({bytes_of(changes), bytes_of(own)}), by);
+  const auto first = static_cast<int64_t>(changes.nbytes());
+  const auto part = [](const at::Tensor& bytes, const at::Tensor& like) {
+    return bytes.view(like.scalar_type()).view(like.sizes()).clone();  // to autograd, results of a function had better not be views
+  };
+  return {part(received.slice(0, first), own), part(received.slice(0, 0, first), changes)};
 }
 
-// Every rank's x, [ranks, ...]. Its gradient is the sum over the ranks of those of their copies.
-class AllGather : public torch::autograd::Function<AllGather> {
+// Its gradient goes the other way.
+class Shift : public torch::autograd::Function<Shift> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const c10::intrusive_ptr<GroupHolder>& holder) {
+  static Tensors forward(torch::autograd::AutogradContext* ctx, const at::Tensor& own, const at::Tensor& changes,
+                         const c10::intrusive_ptr<GroupHolder>& holder, int64_t by) {
     ctx->saved_data["group"] = c10::IValue::make_capsule(holder);
-    return gathered(holder->group, x);
+    ctx->saved_data["by"] = by;
+    const Map out = shifted(holder->group, own, changes, static_cast<int>(by));
+    return {out.own, out.changes};
   }
 
   static Tensors backward(torch::autograd::AutogradContext* ctx, Tensors grads) {
     const auto holder = c10::static_intrusive_pointer_cast<GroupHolder>(ctx->saved_data["group"].toCapsule());
-    const at::Tensor all = grads[0].contiguous();
-    at::Tensor own = at::empty(all.sizes().slice(1), all.options());
-    holder->group.reduce_scatter(own.view({-1}), all.view({-1})).wait();
-    return {own, at::Tensor()};
+    const Map out = shifted(holder->group, grads[0], grads[1], -static_cast<int>(ctx->saved_data["by"].toInt()));
+    return {out.own, out.changes, at::Tensor(), at::Tensor()};
   }
 };
 
-at::Tensor all_gather(const Group& group, const at::Tensor& x) {
-  if (!at::GradMode::is_enabled() || !x.requires_grad()) return gathered(group, x);
-  return AllGather::apply(x, c10::make_intrusive<GroupHolder>(group));
+Map shift(const Group& group, const Map& map, int by) {
+  const Tensors out = Shift::apply(map.own, map.changes, c10::make_intrusive<GroupHolder>(group), int64_t{by});
+  return {out[0], out[1]};
+}
+
+// What the ranks before this one leave in an empty memory, as this rank's first token finds it; zeros if that token begins a sequence. By
+// an exclusive scan of the ranks' maps: after the round that shifts by 2^i a rank holds the map of the 2^(i + 1) stretches before its own.
+// then(earlier, later, ranks): the map of `earlier` and then `later`, which is that of so many stretches before this rank's. Ranks without
+// stretches before them compute with zeros, so that backward, a collective call as well, is the same on all ranks. `furthest`: from more
+// ranks back nothing comes, on any rank.
+template <class Then>
+at::Tensor before(const SequenceCut& cut, const Map& own, int furthest, const Then& then) {
+  Map map = shift(cut.group, own, 1);
+  for (int by = 1; by < std::min(furthest, cut.group.size() - 1); by *= 2) map = then(shift(cut.group, map, by), map, by);
+  return cut.own().begins ? map.own * 0 : map.own;
 }
 
 // A state for each of N local sequences: `first` for the first, zeros for the others.
@@ -63,19 +86,14 @@ at::Tensor last_sequence(const SequenceCut& cut, const at::Tensor& x) {
   return x.squeeze(0).narrow(0, x.size(1) - tokens, tokens);
 }
 
-// Runs `step(p, state)` over the ranks before this one, which gives the state after rank p's stretch from that before it, beginning with
-// zeros. `none` is of the gathered summaries: without ranks before, it still joins them to the graph, since backward is a collective call.
-template <class Step>
-at::Tensor fold(const SequenceCut& cut, const at::Tensor& none, const Step& step) {
-  at::Tensor state = none * 0;
-  for (int p = 0; p < cut.group.rank(); ++p) state = step(p, cut.stretches[static_cast<size_t>(p)], state);
-  return cut.own().begins ? state * 0 : state;
+// How much a stretch leaves of the state that it finds, from the log of its fading: nothing if a sequence begins in it.
+at::Tensor left(const SequenceCut& cut, const at::Tensor& log_decay) {
+  const at::Tensor decay = log_decay.exp();
+  return cut.own().whole && !cut.own().begins ? decay : decay * 0;
 }
 
-// exp(log of the fading over a stretch), 0 if the memory at the stretch's end is that of a sequence that begins in it.
-at::Tensor passed(const SequenceCut::Stretch& stretch, const at::Tensor& log_decay) {
-  return stretch.whole && !stretch.begins ? log_decay.exp() : log_decay.exp() * 0;
-}
+// A factor for each head, for a state [H, ...] of three dimensions.
+at::Tensor by_head(const at::Tensor& factor, const at::Tensor& state) { return factor.to(state.scalar_type()).view({-1, 1, 1}); }
 
 // exp(sum of log_alpha over the later tokens), for log_alpha [T, H] in double: by sums from the end, so that nothing is subtracted.
 at::Tensor decay_to_end(const at::Tensor& log_alpha) {
@@ -155,13 +173,11 @@ at::Tensor recurrence_before(const SequenceCut& cut, const at::Tensor& k, const 
   const at::Tensor gates = log_alpha.defined() ? last_sequence(cut, log_alpha).to(at::kDouble)
                                                : at::zeros(keys.sizes().slice(0, 2), keys.options().dtype(at::kDouble));
   const at::Tensor faded = keys * decay_to_end(gates).to(type).unsqueeze(-1);
-  const at::Tensor states = all_gather(cut.group, at::matmul(faded.permute({1, 2, 0}), values.transpose(0, 1)));  // [ranks, H, K, V]
-  const at::Tensor decays = all_gather(cut.group, gates.sum(0));                                                  // [ranks, H]
-  const at::Tensor none = states.select(0, 0) + (decays.select(0, 0) * 0).nan_to_num().to(type).view({-1, 1, 1});
-  return with_others(fold(cut, none,
-                          [&](int64_t p, const SequenceCut::Stretch& stretch, const at::Tensor& state) {
-                            return state * passed(stretch, decays.select(0, p)).to(type).view({-1, 1, 1}) + states.select(0, p);
-                          }),
+  const Map own = {at::matmul(faded.permute({1, 2, 0}), values.transpose(0, 1)), left(cut, gates.sum(0))};  // [H, K, V], [H]
+  return with_others(before(cut, own, cut.group.size(),
+                            [](const Map& earlier, const Map& later, int) {
+                              return Map{earlier.own * by_head(later.changes, earlier.own) + later.own, earlier.changes * later.changes};
+                            }),
                      sequences);
 }
 
@@ -172,18 +188,18 @@ FlowBefore flow_before(const SequenceCut& cut, const at::Tensor& k, const at::Te
   const at::Tensor gates = last_sequence(cut, log_alpha).to(at::kDouble), steps = last_sequence(cut, delta).to(at::kDouble);
   const at::Tensor writes = write_vectors(steps.cumsum(0), last_sequence(cut, beta), M) * decay_to_end(gates).unsqueeze(-1);
   const at::Tensor writes_HTM = writes.to(type).transpose(0, 1);
-  // Both states with the slots last, one under the other: one message.
-  const at::Tensor rows = at::cat({keys, values}, -1).permute({1, 2, 0});                   // [H, K + V, T]
-  const at::Tensor states = all_gather(cut.group, at::matmul(rows, writes_HTM));            // [ranks, H, K + V, M]
-  const at::Tensor moves = all_gather(cut.group, at::stack({gates.sum(0), steps.sum(0)}));  // [ranks, 2, H]
-  const at::Tensor none = states.select(0, 0) + (moves.select(0, 0).sum(0) * 0).nan_to_num().to(type).view({-1, 1, 1});
-  const at::Tensor before = fold(cut, none, [&](int64_t p, const SequenceCut::Stretch& stretch, const at::Tensor& state) {
-    const at::Tensor decay = moves.select(0, p).select(0, 0), clock = moves.select(0, p).select(0, 1);
-    return turned(state * passed(stretch, decay).to(type).view({-1, 1, 1}) + states.select(0, p), clock);
+  // Both states with the slots last, one under the other.
+  const at::Tensor rows = at::cat({keys, values}, -1).permute({1, 2, 0});  // [H, K + V, T]
+  const at::Tensor clock = steps.sum(0);
+  const Map own = {turned(at::matmul(rows, writes_HTM), clock), at::stack({left(cut, gates.sum(0)), clock})};  // [H, K + V, M], [2, H]
+  const at::Tensor found = before(cut, own, cut.group.size(), [](const Map& earlier, const Map& later, int) {
+    const at::Tensor decay = later.changes.select(0, 0), turn = later.changes.select(0, 1);
+    return Map{turned(earlier.own * by_head(decay, earlier.own), turn) + later.own,
+               at::stack({earlier.changes.select(0, 0) * decay, earlier.changes.select(0, 1) + turn})};
   });
   const int64_t K = k.size(-1), V = v.size(-1);
-  return {with_others(before.narrow(1, 0, K), sequences).contiguous(),
-          with_others(before.narrow(1, K, V).transpose(1, 2), sequences).contiguous()};
+  return {with_others(found.narrow(1, 0, K), sequences).contiguous(),
+          with_others(found.narrow(1, K, V).transpose(1, 2), sequences).contiguous()};
 }
 
 at::Tensor tokens_before(const SequenceCut& cut, const at::Tensor& y, int64_t taps, int64_t sequences) {
@@ -192,14 +208,29 @@ at::Tensor tokens_before(const SequenceCut& cut, const at::Tensor& y, int64_t ta
   const int64_t own = std::min(rows, tokens.size(0));
   const at::Tensor last = tokens.narrow(0, tokens.size(0) - own, own);
   const at::Tensor tail = at::cat({at::zeros({rows - own, y.size(2)}, y.options()), last}, 0);
-  const at::Tensor tails = all_gather(cut.group, tail);  // [ranks, taps - 1, W]
-  return with_others(fold(cut, tails.select(0, 0),
-                          [&](int64_t p, const SequenceCut::Stretch& stretch, const at::Tensor& state) {
-                            const int64_t there = std::min(rows, stretch.last_tokens);
-                            const at::Tensor kept = stretch.whole && !stretch.begins ? state : state * 0;
-                            return at::cat({kept.narrow(0, there, rows - there), tails[p].narrow(0, rows - there, there)}, 0);
-                          }),
-                     sequences);
+  // Stretches move the rows that they find up by as many as they have tokens, or out.
+  const auto moved = [&](int ranks) {
+    int64_t sum = 0;
+    for (int p = cut.group.rank() - 1; p >= std::max(cut.group.rank() - ranks, 0); --p) {
+      const SequenceCut::Stretch& stretch = cut.stretches[static_cast<size_t>(p)];
+      if (!stretch.whole || stretch.begins) return rows;
+      sum += stretch.last_tokens;
+    }
+    return std::min(sum, rows);
+  };
+  // Where every stretch has enough tokens, as all do but in tests, nothing comes from further back than the rank before.
+  const bool enough = std::all_of(cut.stretches.begin(), cut.stretches.end(), [&](const SequenceCut::Stretch& stretch) {
+    return !stretch.whole || stretch.begins || stretch.last_tokens >= rows;
+  });
+  const Map own_map = {tail, at::empty({0}, tail.options().dtype(at::kDouble))};
+  return with_others(
+      before(cut, own_map, enough ? 1 : cut.group.size(),
+             [&](const Map& earlier, const Map& later, int ranks) {
+               const int64_t there = moved(ranks);
+               return Map{later.own + at::cat({earlier.own.narrow(0, there, rows - there), at::zeros({there, y.size(2)}, y.options())}, 0),
+                          later.changes};
+             }),
+      sequences);
 }
 
 }  // namespace cyfa

@@ -49,7 +49,9 @@ void CausalLM::initialise(uint64_t seed, at::ScalarType dtype, at::Device device
   }
 }
 
-Weights CausalLM::weights(std::optional<at::ScalarType> compute) const { return converted_weights(table_.specs(), parameters_, compute); }
+Weights CausalLM::weights(std::optional<at::ScalarType> compute, std::function<void(ParameterId)> arrive) const {
+  return converted_weights(table_.specs(), parameters_, compute, std::move(arrive));
+}
 
 ModelState CausalLM::initial_state(int64_t sequences) const {
   ModelState state;

@@ -42,8 +42,8 @@ class CausalLM {
   void initialise(uint64_t seed, at::ScalarType dtype = at::kFloat, at::Device device = at::kCPU);
 
   // Matrices converted to `compute` (default: their stored type), everything else to fp32 (or fp64 if stored in fp64). The casts are
-  // differentiable.
-  Weights weights(std::optional<at::ScalarType> compute = std::nullopt) const;
+  // differentiable. With `arrive`, each parameter is read at its first use, after arrive(id).
+  Weights weights(std::optional<at::ScalarType> compute = std::nullopt, std::function<void(ParameterId)> arrive = {}) const;
 
   // A layer: its block, shared by identical layers, and the id of its first parameter.
   struct Layer {

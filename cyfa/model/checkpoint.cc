@@ -1,17 +1,14 @@
 #include "cyfa/model/checkpoint.h"
 
 #include <ATen/Parallel.h>
-#include <unistd.h>
 
 #include <array>
-#include <cerrno>
-#include <charconv>
-#include <csignal>
 
 #include "cyfa/io/atomic_file.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/io/hash.h"
 #include "cyfa/io/json.h"
+#include "cyfa/io/new_folder.h"
 #include "cyfa/model/tensor_file.h"
 
 namespace cyfa {
@@ -20,7 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kWeights = "model.safetensors";
-constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr io::JsonLimits kIndexLimits = {.what = "an index of shards", .bytes = 32 << 20, .values = 1 << 19, .depth = 8};
 constexpr size_t kMostShards = 4096;
 constexpr size_t kNamed = 5;  // an error lists this many names, then only a count
@@ -47,16 +43,16 @@ struct Source {
     if (fs::exists(folder / kWeights)) {
       files.emplace_back(folder / kWeights);
       for (const std::string& name : files[0].file().names()) file_of[name] = 0;
-    } else if (fs::exists(folder / kIndex)) {
+    } else if (fs::exists(folder / kWeightIndex)) {
       read_index(folder);
     } else {
-      throw io::FileError(folder, std::string("holds neither ") + kWeights + " nor " + kIndex);
+      throw io::FileError(folder, std::string("holds neither ") + kWeights + " nor " + kWeightIndex);
     }
   }
 
  private:
   void read_index(const fs::path& folder) {
-    const fs::path path = folder / kIndex;
+    const fs::path path = folder / kWeightIndex;
     const Json index = io::read_json(path, kIndexLimits);
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
       throw io::FileError(path, "is not an object with a weight_map");
@@ -119,53 +115,6 @@ void write_text(const fs::path& path, const std::string& text) {
   file.commit();
 }
 
-constexpr const char* kPart = ".part-";  // a folder that process N is still writing is NAME.part-N
-
-// Removes what killed processes left of a folder they were writing: NAME.part-N, if there is no process N.
-void remove_dead_parts(const fs::path& folder) {
-  const std::string begin = folder.filename().string() + kPart;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder.has_parent_path() ? folder.parent_path() : fs::path("."), error)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with(begin)) continue;
-    pid_t process = 0;
-    const auto [end, wrong] = std::from_chars(name.data() + begin.size(), name.data() + name.size(), process);
-    if (wrong != std::errc() || end != name.data() + name.size() || process <= 0) continue;
-    if (::kill(process, 0) != 0 && errno == ESRCH) fs::remove_all(entry.path(), error);
-  }
-}
-
-// Writes a folder under a temporary name and renames it when it is complete.
-class NewFolder {
- public:
-  explicit NewFolder(const fs::path& folder) : folder_(folder), temporary_(folder.string() + kPart + std::to_string(::getpid())) {
-    std::error_code error;
-    if (fs::exists(folder) && !(fs::is_directory(folder) && fs::is_empty(folder, error))) {
-      throw io::FileError(folder, "exists and is not an empty folder; a checkpoint is not written over another");
-    }
-    remove_dead_parts(folder);
-    fs::remove_all(temporary_, error);
-    if (!fs::create_directories(temporary_, error) && error) throw io::FileError(temporary_, "cannot be created: " + error.message());
-  }
-  NewFolder(const NewFolder&) = delete;
-  NewFolder& operator=(const NewFolder&) = delete;
-  ~NewFolder() {
-    std::error_code error;
-    if (!temporary_.empty()) fs::remove_all(temporary_, error);
-  }
-  const fs::path& path() const { return temporary_; }
-  void commit() {
-    std::error_code error;
-    fs::remove(folder_, error);  // removes an existing empty folder
-    fs::rename(temporary_, folder_, error);
-    if (error) throw io::FileError(folder_, "cannot be put in place: " + error.message());
-    temporary_.clear();
-  }
-
- private:
-  fs::path folder_, temporary_;
-};
-
 fs::path without_slash(const fs::path& folder) { return folder.has_filename() ? folder : folder.parent_path(); }
 
 }  // namespace
@@ -189,36 +138,49 @@ CausalLM load_checkpoint(const fs::path& folder, const LoadOptions& options) {
   return model;
 }
 
-void save_checkpoint(const CausalLM& model, const fs::path& where, int64_t shard_bytes, const std::function<void(const fs::path&)>& add) {
-  const fs::path folder = without_slash(where);
-  NewFolder target(folder);
-  write_text(target.path() / "config.json", model.config().json.dump(2) + "\n");
-  std::vector<NamedTensors> shards(1);
-  int64_t filled = 0, total = 0;
-  for (size_t id = 0; id < model.parameters().size(); ++id) {
-    const at::Tensor& p = model.parameters()[id];
-    const auto bytes = static_cast<int64_t>(p.nbytes());
+std::vector<WeightFile> weight_files(const CausalLM& model, int64_t shard_bytes) {
+  std::vector<WeightFile> files(1);
+  int64_t filled = 0;
+  for (ParameterId id = 0; id < model.parameters().size(); ++id) {
+    const auto bytes = static_cast<int64_t>(model.parameters()[id].nbytes());
     if (filled > 0 && filled + bytes > shard_bytes) {
-      shards.emplace_back();
+      files.emplace_back();
       filled = 0;
     }
-    shards.back().emplace_back(model.table().specs()[id].name, p);
+    files.back().tensors.emplace_back(model.table().specs()[id].name, model.parameters()[id]);
     filled += bytes;
-    total += bytes;
   }
-  const std::map<std::string, std::string> metadata = {{"format", "pt"}};
-  if (shards.size() == 1) {
-    write_tensor_file(target.path() / kWeights, shards[0], metadata);
-  } else {
-    Json map = Json::object();
-    for (size_t i = 0; i < shards.size(); ++i) {
-      std::array<char, 64> name = {};
-      std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
-      write_tensor_file(target.path() / name.data(), shards[i], metadata);
-      for (const auto& [tensor, value] : shards[i]) map[tensor] = name.data();
+  for (size_t i = 0; i < files.size(); ++i) {
+    std::array<char, 64> name = {};
+    std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", i + 1, files.size());
+    files[i].name = files.size() == 1 ? kWeights : name.data();
+  }
+  return files;
+}
+
+void write_weights(const fs::path& folder, const WeightFile& file) {
+  write_tensor_file(folder / file.name, file.tensors, {{"format", "pt"}});
+}
+
+std::string weight_index(const std::vector<WeightFile>& files) {
+  if (files.size() == 1) return "";
+  Json map = Json::object();
+  size_t total = 0;
+  for (const WeightFile& file : files) {
+    for (const auto& [tensor, value] : file.tensors) {
+      map[tensor] = file.name;
+      total += value.nbytes();
     }
-    write_text(target.path() / kIndex, Json{{"metadata", {{"total_size", total}}}, {"weight_map", map}}.dump(2) + "\n");
   }
+  return Json{{"metadata", {{"total_size", total}}}, {"weight_map", map}}.dump(2) + "\n";
+}
+
+void save_checkpoint(const CausalLM& model, const fs::path& where, int64_t shard_bytes, const std::function<void(const fs::path&)>& add) {
+  io::NewFolder target(without_slash(where));
+  write_text(target.path() / "config.json", model.config().json.dump(2) + "\n");
+  const std::vector<WeightFile> files = weight_files(model, shard_bytes);
+  for (const WeightFile& file : files) write_weights(target.path(), file);
+  if (const std::string index = weight_index(files); !index.empty()) write_text(target.path() / kWeightIndex, index);
   if (add) add(target.path());
   target.commit();
 }

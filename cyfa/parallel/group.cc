@@ -24,13 +24,21 @@ class TorchDistributed final : public Collectives {
     call("reduce_scatter_tensor_out", {x, "sum", size_, name_, part});
   }
   void all_gather(const at::Tensor& all, const at::Tensor& part) override { call("all_gather_into_tensor_out", {part, size_, name_, all}); }
+  at::Tensor exchange(const at::Tensor& x, int to, int from) override {
+    // Every rank takes part, but only the ranks named send anything.
+    std::vector<int64_t> sent(static_cast<size_t>(size_)), received(static_cast<size_t>(size_));
+    if (to >= 0) sent[static_cast<size_t>(to)] = x.numel();
+    if (from >= 0) received[static_cast<size_t>(from)] = x.numel();
+    return call("all_to_all_single", {to >= 0 ? x : x.narrow(0, 0, 0), received, sent, name_});
+  }
   void finish(const at::Tensor& result) override { call("wait_tensor", {result}); }
 
  private:
-  static void call(const char* name, torch::jit::Stack stack) {
+  static at::Tensor call(const char* name, torch::jit::Stack stack) {
     const auto found = c10::Dispatcher::singleton().findSchema({std::string("_c10d_functional::") + name, ""});
     if (!found) throw std::runtime_error(std::string("this torch has no collective ") + name + "; it was built without distributed");
     found->callBoxed(&stack);
+    return stack.at(0).toTensor();
   }
 
   std::string name_;
@@ -105,6 +113,16 @@ Group::Pending Group::all_gather(const at::Tensor& all, const at::Tensor& part) 
   }
   attempt([&] { shared_->collectives->all_gather(all, part); });
   return begun(all, share(size_) * static_cast<double>(all.nbytes()));
+}
+
+at::Tensor Group::shift(const at::Tensor& x, int by) const {
+  const auto rank_or_none = [&](int rank) { return rank >= 0 && rank < size_ ? rank : -1; };
+  const int to = rank_or_none(rank_ + by), from = rank_or_none(rank_ - by);
+  if (alone() || x.numel() == 0) return at::zeros_like(x);
+  at::Tensor result;
+  attempt([&] { result = shared_->collectives->exchange(x, to, from); });
+  begun(result, to < 0 ? 0.0 : static_cast<double>(x.nbytes())).wait();
+  return from < 0 ? at::zeros_like(x) : result;
 }
 
 std::vector<std::string> Group::all_gather_text(const std::string& text) const {

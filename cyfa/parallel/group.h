@@ -23,7 +23,8 @@ class GroupError : public std::runtime_error {
 
 // What a rank has sent and how long it has waited for others, since the group was made.
 struct Traffic {
-  double bytes = 0;    // sent by this rank, by the count of a ring: 2 (N - 1) / N of an all-reduce, (N - 1) / N of the others
+  // Sent by this rank, by the count of a ring: 2 (N - 1) / N of an all-reduce, (N - 1) / N of the others, all of what is shifted.
+  double bytes = 0;
   double seconds = 0;  // in Pending::wait(). On a GPU the wait is the stream's, not the host's, and does not count.
 };
 
@@ -34,6 +35,9 @@ class Collectives {
   virtual void all_reduce(const at::Tensor& x) = 0;
   virtual void reduce_scatter(const at::Tensor& part, const at::Tensor& x) = 0;
   virtual void all_gather(const at::Tensor& all, const at::Tensor& part) = 0;
+  // Sends x [n] to rank `to` and returns the tensor [n] that rank `from` sends here; -1 for no rank, and then n = 0 is returned. finish()
+  // waits for the returned tensor.
+  virtual at::Tensor exchange(const at::Tensor& x, int to, int from) = 0;
   virtual void finish(const at::Tensor& result) = 0;
 };
 
@@ -71,6 +75,8 @@ class Group {
   Pending all_reduce(const at::Tensor& x) const;                              // x becomes the sum over the ranks
   Pending reduce_scatter(const at::Tensor& part, const at::Tensor& x) const;  // part [n] of this rank of the sum of x [size * n]
   Pending all_gather(const at::Tensor& all, const at::Tensor& part) const;    // all [size * n] is every rank's part [n] in order
+  // The tensor x [n] of rank `rank() - by`, where `by` may be negative; zeros if there is no such rank. Waits.
+  at::Tensor shift(const at::Tensor& x, int by) const;
   // A text of each rank, in order. Waits.
   std::vector<std::string> all_gather_text(const std::string& text) const;
 

@@ -17,10 +17,11 @@ struct GradientExchange::Bucket {
   std::vector<Member> members;
   int64_t length = 0;  // of all members, and then what fills up to a multiple of the number of ranks
   at::Tensor sums;     // fp32 [length]
-  at::Tensor sent;     // what is exchanged: sums, or a copy in bf16
-  at::Tensor part;     // with `shard`: this rank's part of `sent`
+  at::Tensor given;    // what is exchanged: sums, or a copy in bf16
+  at::Tensor part;     // with `shard`: this rank's part of `given`
   at::Tensor own;      // the same in fp32
   size_t missing = 0;  // gradients that are not complete
+  bool sent = false;   // its parameters are on their way, in `sums`
   Group::Pending pending;
 
   at::Tensor view(const Member& m, const at::Tensor& like) const { return sums.narrow(0, m.offset, m.length).view(like.sizes()); }
@@ -59,7 +60,7 @@ GradientExchange::GradientExchange(CausalLM& model, const Group& group, bool sha
   for (const auto& bucket : buckets_) {
     bucket->length = (bucket->length + group.size() - 1) / group.size() * group.size();
     bucket->sums = at::zeros({bucket->length}, options);
-    bucket->sent = type == at::kFloat ? bucket->sums : at::zeros({bucket->length}, options.dtype(type));
+    bucket->given = type == at::kFloat ? bucket->sums : at::zeros({bucket->length}, options.dtype(type));
     if (!shard) continue;
     bucket->own = at::zeros({bucket->part_length(group)}, options);
     bucket->part = type == at::kFloat ? bucket->own : at::zeros_like(bucket->own, type);
@@ -114,6 +115,7 @@ void GradientExchange::begin_ready(bool all) {
 }
 
 void GradientExchange::begin_bucket(Bucket& bucket) {
+  receive(bucket);  // parameters that forward did not use
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> to, from;
   for (const Bucket::Member& m : bucket.members) {
@@ -130,8 +132,8 @@ void GradientExchange::begin_bucket(Bucket& bucket) {
   if (!to.empty()) at::_foreach_copy_(to, from);
   // From here on the bucket holds the gradients; what autograd has allocated for them is free.
   for (const Bucket::Member& m : bucket.members) model_.parameters()[m.id].mutable_grad().reset();
-  if (type_ != at::kFloat) bucket.sent.copy_(bucket.sums);
-  bucket.pending = shard_ ? group_.reduce_scatter(bucket.part, bucket.sent) : group_.all_reduce(bucket.sent);
+  if (type_ != at::kFloat) bucket.given.copy_(bucket.sums);
+  bucket.pending = shard_ ? group_.reduce_scatter(bucket.part, bucket.given) : group_.all_reduce(bucket.given);
 }
 
 void GradientExchange::finish() {
@@ -143,7 +145,7 @@ void GradientExchange::finish() {
   for (const auto& bucket : buckets_) {
     bucket->pending.wait();
     if (type_ == at::kFloat) continue;
-    shard_ ? bucket->own.copy_(bucket->part) : bucket->sums.copy_(bucket->sent);
+    shard_ ? bucket->own.copy_(bucket->part) : bucket->sums.copy_(bucket->given);
   }
 }
 
@@ -171,7 +173,8 @@ std::vector<at::Tensor> GradientExchange::gradients() const {
 void GradientExchange::send_parameters() {
   if (!shard_ || buckets_.empty()) return;
   const at::NoGradGuard no_grad;
-  for (const auto& bucket : buckets_) {
+  for (auto reversed = buckets_.rbegin(); reversed != buckets_.rend(); ++reversed) {
+    const auto& bucket = *reversed;
     const int64_t begin = group_.rank() * bucket->part_length(group_), end = begin + bucket->part_length(group_);
     for (const Bucket::Member& m : bucket->members) {
       const int64_t first = std::max(begin, m.offset), last = std::min(end, m.offset + m.length);
@@ -180,22 +183,28 @@ void GradientExchange::send_parameters() {
       bucket->own.narrow(0, first - begin, last - first).copy_(from);
     }
     bucket->pending = group_.all_gather(bucket->sums, bucket->own);
+    bucket->sent = true;
   }
-  sent_ = true;
+}
+
+void GradientExchange::receive(Bucket& bucket) {
+  if (!std::exchange(bucket.sent, false)) return;
+  const at::NoGradGuard no_grad;
+  bucket.pending.wait();
+  std::vector<at::Tensor> to, from;
+  for (const Bucket::Member& m : bucket.members) {
+    to.push_back(model_.parameters()[m.id].detach());
+    from.push_back(bucket.view(m, model_.parameters()[m.id]));
+  }
+  at::_foreach_copy_(to, from);
+}
+
+void GradientExchange::receive_parameter(ParameterId id) {
+  if (!buckets_.empty()) receive(*buckets_[bucket_of_[id]]);
 }
 
 void GradientExchange::receive_parameters() {
-  if (!std::exchange(sent_, false)) return;
-  const at::NoGradGuard no_grad;
-  for (const auto& bucket : buckets_) {
-    bucket->pending.wait();
-    std::vector<at::Tensor> to, from;
-    for (const Bucket::Member& m : bucket->members) {
-      to.push_back(model_.parameters()[m.id].detach());
-      from.push_back(bucket->view(m, model_.parameters()[m.id]));
-    }
-    at::_foreach_copy_(to, from);
-  }
+  for (const auto& bucket : buckets_) receive(*bucket);
 }
 
 }  // namespace cyfa

@@ -33,8 +33,10 @@ class GradientExchange {
   // After finish(): the summed gradients of ranges(), in order; undefined where a parameter has none.
   std::vector<at::Tensor> gradients() const;
 
-  // With `shard`, after the optimizer's step: begins to send the updated parameters to all ranks, and waits for them. Otherwise nothing.
+  // With `shard`, after the optimizer's step: begins to send the updated parameters to all ranks, those that the next forward uses first in
+  // front; waits for one parameter; waits for all. Otherwise nothing.
   void send_parameters();
+  void receive_parameter(ParameterId id);
   void receive_parameters();
 
  private:
@@ -44,6 +46,7 @@ class GradientExchange {
   void completed(ParameterId id);  // its gradient is complete
   void begin_ready(bool all);
   void begin_bucket(Bucket& bucket);
+  void receive(Bucket& bucket);
 
   CausalLM& model_;
   Group group_;
@@ -53,7 +56,7 @@ class GradientExchange {
   std::vector<size_t> bucket_of_;  // by ParameterId
   std::vector<bool> completed_, has_gradient_;
   size_t begun_ = 0;  // buckets whose sum is under way
-  bool armed_ = false, sent_ = false;
+  bool armed_ = false;
 };
 
 }  // namespace cyfa

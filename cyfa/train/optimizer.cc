@@ -1,5 +1,6 @@
 #include "cyfa/train/optimizer.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -163,19 +164,39 @@ void Optimizer::step(const std::vector<at::Tensor>& gradients, double rate, doub
   for (at::Tensor& p : model_.parameters()) p.mutable_grad().reset();
 }
 
-void Optimizer::save(const fs::path& folder, int rank, int ranks) const {
-  NamedTensors out = {{"steps", at::tensor({steps_}, at::kLong)}};
+OptimizerFile Optimizer::state(int rank, int ranks) const {
+  OptimizerFile file = {ranks == 1 ? kWhole : part_name(rank, ranks), {{"steps", at::tensor({steps_}, at::kLong)}}, {}};
+  const auto add = [&](const std::string& name, const at::Tensor& first, const at::Tensor& second) {
+    file.tensors.emplace_back("first." + name, first);
+    file.tensors.emplace_back("second." + name, second);
+  };
+  int64_t all = 0;
+  for (const Slot& slot : slots_) all += slot.range.length;
+  const bool sharded = all < model_.table().numel();
+  // This rank's equal part of the moments, one behind the other, if it keeps those of all parameters.
+  const int64_t begin = sharded ? 0 : all / ranks * rank, end = sharded || rank + 1 == ranks ? all : begin + all / ranks;
+  int64_t at = 0;  // of the slot's first element
   for (const Slot& slot : slots_) {
-    out.emplace_back("first." + name(slot), slot.first);
-    out.emplace_back("second." + name(slot), slot.second);
+    const int64_t from = std::max(begin - at, int64_t{0}), to = std::min(end - at, slot.range.length);
+    at += slot.range.length;
+    if (from == 0 && to == slot.range.length) {
+      add(name(slot), slot.first, slot.second);
+    } else if (from < to) {
+      const auto part = [&](const at::Tensor& x) { return x.view({-1}).narrow(0, from, to - from); };
+      add(model_.table().specs()[slot.range.id].name + range_text(slot.range.begin + from, slot.range.begin + to), part(slot.first),
+          part(slot.second));
+    }
   }
-  if (ranks == 1) {
-    write_tensor_file(folder / kWhole, out);
-  } else {
-    write_tensor_file(
-        folder / part_name(rank, ranks), out,
-        {{"rank", std::to_string(rank)}, {"ranks", std::to_string(ranks)}, {"table", std::to_string(table_hash(model_.table()))}});
+  if (ranks > 1) {
+    file.metadata = {
+        {"rank", std::to_string(rank)}, {"ranks", std::to_string(ranks)}, {"table", std::to_string(table_hash(model_.table()))}};
   }
+  return file;
+}
+
+void Optimizer::save(const fs::path& folder, int rank, int ranks) const {
+  const OptimizerFile file = state(rank, ranks);
+  write_tensor_file(folder / file.name, file.tensors, file.metadata);
 }
 
 void Optimizer::load(const fs::path& folder) {

@@ -16,6 +16,13 @@ struct ParameterRange {
   int64_t begin = 0, length = 0;
 };
 
+// A file of an optimizer's state. The tensors are the optimizer's own: its next step changes them.
+struct OptimizerFile {
+  std::string name;
+  NamedTensors tensors;
+  std::map<std::string, std::string> metadata;
+};
+
 // AdamW with global gradient clipping.
 class Optimizer {
  public:
@@ -33,8 +40,10 @@ class Optimizer {
   // `loss` is not finite, no parameter is updated. Both are fp64 scalars on the parameters' device. Does not synchronize with the device.
   void step(const std::vector<at::Tensor>& gradients, double rate, double clip, const at::Tensor& norm, const at::Tensor& loss);
 
-  // Writes the moments and the step count as optimizer.safetensors in a checkpoint's folder; those of ranges as the file of rank `rank` of
-  // `ranks`. load() reads either, of any number of ranks, and takes what belongs to its own ranges. Throws io::FileError.
+  // The moments and the step count as optimizer.safetensors of a checkpoint's folder; on several ranks the file of rank `rank`: the moments
+  // of its ranges, or its equal part of all moments.
+  OptimizerFile state(int rank = 0, int ranks = 1) const;
+  // Writes that file. load() reads those of any number of ranks, and takes what belongs to its own ranges. Throws io::FileError.
   void save(const std::filesystem::path& folder, int rank = 0, int ranks = 1) const;
   void load(const std::filesystem::path& folder);
 

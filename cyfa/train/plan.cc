@@ -20,7 +20,8 @@ double layer_activations(const CausalLM& model, const Block& block) {
   if (const CyclicFlowSpec* spec = cyclic_flow_spec(block.mixer())) {
     const double H = static_cast<double>(spec->config.shape.heads), K = static_cast<double>(spec->config.shape.K),
                  V = static_cast<double>(spec->config.shape.V), M = static_cast<double>(spec->config.slots);
-    return 2 * (4 * D + 6 * H * K + 3 * H * V + V + 3 * F) + 4 * H * M + 4 * H * M * (K + V) / kSavedChunk;
+    // Of the operator: scores in fp16, both states once a tile in bf16, five tables in fp32 (cyfa/ops/cyclic_flow/sm90_shapes.cc).
+    return 2 * (4 * D + 6 * H * K + 3 * H * V + V + 3 * F) + 2 * H * M + 4 * H * M * std::max(K, V) / kSavedChunk + 20 * H;
   }
   double outputs = 0;  // of the mixer's products; each is kept before and after what follows it
   for (const ParameterSpec& p : block.table().specs()) {
@@ -35,7 +36,8 @@ double ring(double ranks) { return (ranks - 1) / ranks; }
 
 const std::vector<Machine>& machines() {
   // Memory as the driver reports it. NVLink 4: 450 GB/s one way, of which collectives reach 0.8. Network: 400 Gb/s a GPU, 0.9 of it.
-  static const std::vector<Machine> all = {{"h100", 79.6 * kGiB, 989e12, 8, 360e9, 45e9}, {"h200", 139.8 * kGiB, 989e12, 8, 360e9, 45e9}};
+  static const std::vector<Machine> all = {{"h100", 79.6 * kGiB, 989e12, 3.35e12, 8, 360e9, 45e9},
+                                           {"h200", 139.8 * kGiB, 989e12, 4.8e12, 8, 360e9, 45e9}};
   return all;
 }
 
@@ -52,6 +54,7 @@ ModelCosts ModelCosts::of(const CausalLM& model) {
   ModelCosts costs;
   costs.parameters = static_cast<double>(model.table().numel());
   costs.flops_per_token = model.forward_flops_per_token();
+  for (const CausalLM::Layer& layer : model.layers()) costs.recurrence_flops += layer.block->mixer().flops_per_token();
   costs.layers = static_cast<int64_t>(model.layers().size());
   bool all_cut = true;
   for (size_t i = 0; i < model.layers().size(); ++i) {
@@ -68,6 +71,19 @@ ModelCosts ModelCosts::of(const CausalLM& model) {
   return costs;
 }
 
+double computing_seconds(const ModelCosts& m, const Machine& machine, double tokens, double parts, bool recompute, double updated) {
+  const MeasuredRates rates;
+  const double slower = rates.bandwidth / machine.bandwidth;  // of what is bound by memory
+  const double token = 3 * (m.flops_per_token - m.recurrence_flops) / rates.products + 3 * m.recurrence_flops / rates.recurrences +
+                       m.activations / rates.rows * slower;
+  const double passes = recompute ? 4.0 / 3 : 1;  // forward is a third
+  return passes * (tokens * token + parts * static_cast<double>(m.layers) * rates.layer) + updated / rates.updates * slower;
+}
+
+double training_bytes(const ModelCosts& m, double tokens, bool recompute) {
+  return 18 * m.parameters + tokens * (recompute ? m.recomputed_activations : m.activations) + kLogits;
+}
+
 namespace {
 
 class Planner {
@@ -81,13 +97,13 @@ class Planner {
     l.recompute = recompute;
     l.today = way == "DP" || way == "ZeRO-1";
     const auto N = static_cast<double>(r_.gpus), R = static_cast<double>(context_ranks), P = m_.parameters;
-    const double shards = way == "ZeRO-3" ? N : way == "HSDP" ? std::min(N, static_cast<double>(machine_.gpus_per_node)) : 1;
+    const double shards = shards_of(l);
     // The program's training engine: parameters fp32 with bf16 copies, gradients in its own array and, with other ranks, in buckets.
     l.parameters = l.today ? 6 * P : 6 * P / shards + 2 * 2 * m_.largest_layer;
     l.gradients = l.today ? (N > 1 ? 8 : 4) * P : 4 * P / shards;
-    l.optimizer = way == "DP" ? 8 * P : way == "ZeRO-1" ? 12 * P / N : 8 * P / shards;
-    const double groups = N / R;                                                     // that read sequences of their own
-    const double own = r_.step_tokens / (groups * static_cast<double>(r_.context));  // sequences of a group in a step
+    l.optimizer = way == "DP" ? 8 * P : way == "ZeRO-1" ? 12 * P / N : 8 * P / shards;  // ZeRO-1: also the gradients of its own part
+    const double groups = N / R;                                                        // that read sequences of their own
+    const double own = r_.step_tokens / (groups * static_cast<double>(r_.context));     // sequences of a group in a step
     const double token_bytes = recompute ? m_.recomputed_activations : m_.activations;
     const double free = machine_.memory - kReserved - kLogits - l.parameters - l.gradients - l.optimizer;
     const double stretch = static_cast<double>(r_.context) / R;
@@ -102,11 +118,14 @@ class Planner {
       l.activations = token_bytes * stretch + kLogits;
       return l;
     }
-    l.sequences = static_cast<int64_t>(std::min(std::floor(own), std::max(1.0, std::floor(free / (token_bytes * stretch)))));
-    l.parts = static_cast<int64_t>(std::ceil(own / static_cast<double>(l.sequences)));
+    const double most = std::min(std::floor(own), std::max(1.0, std::floor(free / (token_bytes * stretch))));
+    l.parts = static_cast<int64_t>(std::ceil(own / most));
+    if (own == std::floor(own)) {  // all parts are equal
+      while (static_cast<int64_t>(own) % l.parts != 0) ++l.parts;
+    }
     l.sequences = static_cast<int64_t>(std::ceil(own / static_cast<double>(l.parts)));
     l.activations = token_bytes * stretch * static_cast<double>(l.sequences) + kLogits;
-    time(l, shards);
+    time(l);
     l.tokens_per_s = r_.step_tokens / l.step();
     l.gpu_hours = r_.tokens / l.tokens_per_s * N / 3600;
     return l;
@@ -119,10 +138,20 @@ class Planner {
     return bytes * ring(inside) / machine_.node_bandwidth + (nodes > 1 ? bytes / inside * ring(nodes) / machine_.network_bandwidth : 0);
   }
 
-  void time(Layout& l, double shards) const {
+  // GPUs over which the parameters are divided; with ZeRO-1, which divides the optimizer's state alone, 1.
+  double shards_of(const Layout& l) const {
+    const auto N = static_cast<double>(r_.gpus);
+    return l.way == "ZeRO-3" ? N : l.way == "HSDP" ? std::min(N, static_cast<double>(machine_.gpus_per_node)) : 1;
+  }
+
+  void time(Layout& l) const {
+    const double shards = shards_of(l);
     const auto N = static_cast<double>(r_.gpus), R = static_cast<double>(l.context_ranks), k = static_cast<double>(l.parts);
     const double P = m_.parameters, layers = static_cast<double>(m_.layers);
-    l.computing = (l.recompute ? 4 : 3) * m_.flops_per_token * r_.step_tokens / N / (r_.share * machine_.peak);
+    l.computing = r_.share > 0
+                      ? (l.recompute ? 4 : 3) * m_.flops_per_token * r_.step_tokens / N / (r_.share * machine_.peak)
+                      : computing_seconds(m_, machine_, r_.step_tokens / N, k, l.recompute, l.way == "ZeRO-1" ? P / N : P / shards);
+    l.computing *= r_.correction;
     const double calls = machine_.latency * layers;
     if (l.way == "DP") {
       // Nothing is hidden: the sm90 engine writes gradients itself, and they are summed after backward.
@@ -136,10 +165,12 @@ class Planner {
       l.exposed = std::max(0.05 * l.exchanging, l.exchanging - l.computing);
     }
     if (l.context_ranks == 1) return;
-    // Per layer and part: the summary of every rank forward, again when it is recomputed, and backward; none of it is hidden.
+    // Per layer and part, forward, again when it is recomputed, and backward: the rounds of a scan, each of which shifts the map of a
+    // stretch, and the rows of three convolutions to the next rank; none of it is hidden.
     const double bandwidth = R <= static_cast<double>(machine_.gpus_per_node) ? machine_.node_bandwidth : machine_.network_bandwidth;
-    const double one = (R - 1) * m_.state_bytes / bandwidth + 5 * machine_.latency;  // with the small messages of gates and convolutions
-    const double all = k * layers * (l.recompute ? 3 : 2) * one;
+    const double rounds = 1 + (R > 2 ? std::ceil(std::log2(R - 1)) : 0);
+    const double all =
+        k * layers * (l.recompute ? 3 : 2) * (rounds * (m_.state_bytes / bandwidth + machine_.latency) + 3 * machine_.latency);
     l.exchanging += all;
     l.exposed += all;
   }
@@ -162,7 +193,8 @@ std::vector<Layout> plan(const ModelCosts& model, const Machine& machine, const 
   want(request.step_tokens >= static_cast<double>(request.context),
        "a step has fewer tokens than a sequence; wanted more with --batch-tokens");
   want(request.tokens > 0, "tokens is not above 0");
-  want(request.share > 0 && request.share <= 1, "mfu is " + std::to_string(request.share) + ", wanted above 0 and at most 1");
+  want(request.share >= 0 && request.share <= 1, "mfu is " + std::to_string(request.share) + ", wanted above 0 and at most 1");
+  want(request.correction > 0, "the correction is not above 0");
   const Planner planner(model, machine, request);
   std::vector<Layout> all;
   for (const char* way : {"DP", "ZeRO-1", "ZeRO-3", "HSDP"}) {
@@ -176,8 +208,11 @@ std::vector<Layout> plan(const ModelCosts& model, const Machine& machine, const 
     }
     if (request.gpus == 1) break;
   }
+  // Those of FSDP2 come last: they are predicted at rates that its modules, which are not fused, do not reach.
   std::stable_sort(all.begin(), all.end(), [](const Layout& a, const Layout& b) {
-    return a.refusal.empty() != b.refusal.empty() ? a.refusal.empty() : a.tokens_per_s > b.tokens_per_s;
+    const bool a_runs = a.refusal.empty(), b_runs = b.refusal.empty();
+    if (a_runs != b_runs) return a_runs;
+    return a.today != b.today ? a.today : a.tokens_per_s > b.tokens_per_s;
   });
   return all;
 }

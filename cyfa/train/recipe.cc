@@ -168,6 +168,9 @@ const std::vector<RecipeKey>& recipe_keys() {
       {"eval_batches", &Recipe::eval_batches, "batches per evaluation"},
       {"save_every", &Recipe::save_every, "steps between checkpoints; 0 for no fixed number"},
       {"save_minutes", &Recipe::save_minutes, "minutes between checkpoints; 0 for no fixed time. The end and a signal always save one"},
+      {"save_in_background", &Recipe::save_in_background,
+       "write a checkpoint while training goes on, from a copy in the host's memory (12 bytes a parameter, divided over the ranks); false: "
+       "training waits"},
       {"keep", &Recipe::keep, "newest checkpoints to keep, in addition to the best"},
       {"health_every", &Recipe::health_every, "steps between metrics about the use of the state; 0 for with every evaluation"}};
   return keys;

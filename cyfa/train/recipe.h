@@ -48,10 +48,11 @@ struct Recipe {
   int64_t log_every = 10;
   int64_t eval_every = 0;  // 0 for only at the end
   int64_t eval_batches = 16;
-  int64_t save_every = 0;    // 0 for no fixed number of steps
-  double save_minutes = 10;  // 0 for no fixed time
-  int64_t keep = 2;          // newest checkpoints to keep, in addition to the best
-  int64_t health_every = 0;  // 0 for with every evaluation
+  int64_t save_every = 0;          // 0 for no fixed number of steps
+  double save_minutes = 10;        // 0 for no fixed time
+  bool save_in_background = true;  // write checkpoints while training goes on
+  int64_t keep = 2;                // newest checkpoints to keep, in addition to the best
+  int64_t health_every = 0;        // 0 for with every evaluation
 
   // Checks all values. check() and set() throw std::invalid_argument, which names the key.
   void check() const;

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <thread>
 
 #include "cyfa/io/atomic_file.h"
 #include "cyfa/io/file_error.h"
 #include "cyfa/io/json.h"
+#include "cyfa/io/new_folder.h"
 #include "cyfa/io/read_file.h"
-#include "cyfa/model/checkpoint.h"
+#include "cyfa/train/checkpoint_files.h"
 #include "cyfa/train/loss_figure.h"
 #include "cyfa/train/model_card.h"
 
@@ -45,6 +47,35 @@ Json record_json(const StepRecord& r) {
           {"eval_loss", or_null(r.eval_loss)},
           {"read", read_text_json(r.read)},
           {"watch", r.watch}};
+}
+
+std::string words_of(const std::exception_ptr& error) {
+  if (!error) return "";
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return *e.what() == 0 ? "an error without words" : e.what();
+  }
+}
+
+// Throws if a rank has an error: on that rank the error itself, on the others its words. On several ranks this is a collective call.
+void share_error(const Group& group, const std::exception_ptr& own) {
+  const std::vector<std::string> errors = group.all_gather_text(words_of(own));
+  if (own) std::rethrow_exception(own);
+  for (size_t rank = 0; rank < errors.size(); ++rank) {
+    if (!errors[rank].empty()) throw std::runtime_error("rank " + std::to_string(rank) + ": " + errors[rank]);
+  }
+}
+
+std::vector<std::byte> bytes_of(const std::string& text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
+// loss.png and loss.svg, from the metrics so far.
+void draw_losses(const fs::path& run) {
+  const draw::Figure figure = loss_figure("Loss of " + run.string(), {RunLosses::of("", read_metrics(run / kMetrics))});
+  for (const char* name : {"loss.png", "loss.svg"}) draw::write_figure(run / name, figure);
 }
 
 // The config as a checkpoint's own: it names its tokenizer.
@@ -124,7 +155,7 @@ void RunFolder::lock() {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(path_ / kCheckpoints, error)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with("step-") && name.find(".part-") != std::string::npos) fs::remove_all(entry.path(), error);
+    if (name.starts_with("step-") && name.find(io::kPartMark) != std::string::npos) fs::remove_all(entry.path(), error);
   }
 }
 
@@ -180,12 +211,6 @@ void RunFolder::drop_metrics_after(int64_t step) {
   write_text(path_ / kMetrics, kept);
 }
 
-void RunFolder::draw_losses() const {
-  if (!leads_) return;
-  const draw::Figure figure = loss_figure("Loss of " + path_.string(), {RunLosses::of("", metrics())});
-  for (const char* name : {"loss.png", "loss.svg"}) draw::write_figure(path_ / name, figure);
-}
-
 std::vector<RunCheckpoint> run_checkpoints(const fs::path& run) {
   std::vector<RunCheckpoint> found;
   std::error_code error;
@@ -197,45 +222,103 @@ std::vector<RunCheckpoint> run_checkpoints(const fs::path& run) {
   return found;
 }
 
-// All ranks: the first says into which folder, each writes its part, and none goes on before all have.
-void RunFolder::save_part(const fs::path& folder, const Optimizer& optimizer) const {
-  const fs::path to = group_.all_gather_text(folder.string()).at(0);
-  std::string error;
+struct RunFolder::Writing {
+  std::unique_ptr<io::NewFolder> folder;                                         // of the first rank
+  std::shared_ptr<CheckpointFiles> files = std::make_shared<CheckpointFiles>();  // the thread may outlive the run
+  std::thread thread;
+  int64_t step = 0, keep = 0;
+
+  ~Writing() {
+    if (thread.joinable()) thread.join();
+  }
+};
+
+RunFolder::RunFolder(RunFolder&& other) noexcept = default;
+RunFolder::~RunFolder() = default;
+
+// All ranks: the first opens the folder, and says where it is; an empty path if the checkpoint is there already.
+fs::path RunFolder::open_part(const fs::path& target, Writing& writing) const {
+  std::exception_ptr error;
+  std::string path;
   try {
-    optimizer.save(to, group_.rank(), group_.size());
-  } catch (const std::exception& e) {
-    error = e.what();
+    if (leads_ && !fs::exists(target / kStepFile)) {
+      writing.folder = std::make_unique<io::NewFolder>(target);
+      path = writing.folder->path().string();
+    }
+  } catch (...) {
+    error = std::current_exception();
   }
-  const std::vector<std::string> errors = group_.all_gather_text(error);
-  for (size_t rank = 0; rank < errors.size(); ++rank) {
-    if (!errors[rank].empty()) throw std::runtime_error("rank " + std::to_string(rank) + ": " + errors[rank]);
+  share_error(group_, error);
+  return group_.all_gather_text(path).at(0);
+}
+
+void RunFolder::begin_save(const CausalLM& model, const Optimizer& optimizer, StepRecord record, const Recipe& recipe) {
+  finish_save();
+  if (!leads_ && group_.alone()) return;
+  auto writing = std::make_unique<Writing>();
+  CheckpointFiles& files = *writing->files;
+  files.folder = open_part(path_ / kCheckpoints / step_name(record.step), *writing);
+  if (files.folder.empty()) return;
+  writing->step = record.step;
+  writing->keep = recipe.keep;
+  const std::vector<WeightFile> weights = weight_files(model, weight_file_bytes(model, group_.size(), smallest_weight_file));
+  for (size_t i = static_cast<size_t>(group_.rank()); i < weights.size(); i += static_cast<size_t>(group_.size())) {
+    files.weights.push_back(weights[i]);
   }
+  files.optimizer = optimizer.state(group_.rank(), group_.size());
+  if (leads_) {
+    if (facts_.read) record.read = facts_.read(record.step);
+    if (const std::string index = weight_index(weights); !index.empty()) files.others.emplace_back(kWeightIndex, bytes_of(index));
+    files.others.emplace_back("config.json", bytes_of(config_with_tokenizer(model.config().json, facts_).dump(2) + "\n"));
+    if (!facts_.tokenizer.empty()) files.others.emplace_back("tokenizer.model", facts_.tokenizer);
+    files.others.emplace_back("README.md", bytes_of(model_card(model, facts_, recipe, record)));
+    files.others.emplace_back(kStepFile, bytes_of(record_json(record).dump() + "\n"));
+    files.draw = [path = path_] { draw_losses(path); };
+  }
+  if (recipe.save_in_background) {
+    files.copy_to_host();
+    writing->thread = std::thread([shared = writing->files] { shared->write(); });
+  } else {
+    files.write();
+  }
+  writing_ = std::move(writing);
+}
+
+bool RunFolder::written() const { return writing_ == nullptr || writing_->files->written(); }
+
+std::optional<RunFolder::Saved> RunFolder::finish_save(std::optional<int64_t> good_before) {
+  if (writing_ == nullptr) return std::nullopt;
+  const std::unique_ptr<Writing> done = std::move(writing_);
+  if (done->thread.joinable()) done->thread.join();
+  share_error(group_, done->files->error());
+  if (leads_) {
+    done->folder->commit();
+    prune(done->keep, good_before);
+  }
+  return Saved{done->step, done->files->not_drawn()};
+}
+
+void RunFolder::abandon_save() {
+  if (writing_ == nullptr) return;
+  if (writing_->thread.joinable()) writing_->thread.detach();
+  if (writing_->folder) writing_->folder->abandon();  // the thread may still write there; the next session removes it
+  writing_.reset();
 }
 
 void RunFolder::save(const CausalLM& model, const Optimizer& optimizer, StepRecord record, const Recipe& recipe,
                      std::optional<int64_t> good_before) {
-  const bool parts = recipe.shard == "optimizer" && group_.size() > 1;
-  if (!leads_) {
-    if (parts) save_part({}, optimizer);
-    return;
-  }
-  const fs::path target = path_ / kCheckpoints / step_name(record.step);
-  if (!parts && fs::exists(target / kStepFile)) return;
-  if (facts_.read) record.read = facts_.read(record.step);
-  save_checkpoint(model, target, kShardBytes, [&](const fs::path& folder) {
-    write_text(folder / "config.json", config_with_tokenizer(model.config().json, facts_).dump(2) + "\n");
-    if (!facts_.tokenizer.empty()) write_bytes(folder / "tokenizer.model", facts_.tokenizer);
-    write_text(folder / "README.md", model_card(model, facts_, recipe, record));
-    parts ? save_part(folder, optimizer) : optimizer.save(folder);
-    write_text(folder / kStepFile, record_json(record).dump() + "\n");
-  });
+  begin_save(model, optimizer, std::move(record), recipe);
+  finish_save(good_before);
+}
+
+void RunFolder::prune(int64_t keep, std::optional<int64_t> good_before) const {
   const std::vector<RunCheckpoint> all = checkpoints();
   const RunCheckpoint *best = nullptr, *good = nullptr;
   for (const RunCheckpoint& c : all) {
     if (c.eval_loss && (best == nullptr || *c.eval_loss < *best->eval_loss)) best = &c;
     if (good_before && c.step < *good_before) good = &c;
   }
-  for (size_t i = 0; i + static_cast<size_t>(recipe.keep) < all.size(); ++i) {
+  for (size_t i = 0; i + static_cast<size_t>(keep) < all.size(); ++i) {
     std::error_code error;
     if (&all[i] != best && &all[i] != good) fs::remove_all(all[i].path, error);
   }

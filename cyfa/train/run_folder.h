@@ -1,6 +1,6 @@
 // The folder of a training run: recipe.toml, manifest.json, metrics.jsonl, loss.png and loss.svg, and checkpoints/step-00000100 and so on.
-// Checkpoints are written atomically. One process at a time holds the folder; of a run's ranks it is the first, which writes everything but
-// the other ranks' parts of a sharded optimizer's state. All ranks must see the same folder.
+// Checkpoints are written atomically, and beside training. One process at a time holds the folder; of a run's ranks it is the first. Into a
+// checkpoint every rank writes its part of the weights and of the optimizer's state. All ranks must see the same folder.
 #pragma once
 
 #include <filesystem>
@@ -50,7 +50,10 @@ class RunFolder {
   // before start(). Throws io::FileError if `resume` is false and the folder holds a run, and if it is true and there is none. On a rank
   // that does not lead, the constructor checks nothing, and what writes does nothing.
   RunFolder(const std::filesystem::path& path, bool resume, bool leads = true);
-  void join(const Group& group) { group_ = group; }  // the ranks of the run; without this, it has one
+  RunFolder(RunFolder&& other) noexcept;
+  ~RunFolder();                                       // waits for what is being written; an unfinished checkpoint is removed
+  void join(const Group& group) { group_ = group; }   // the ranks of the run; without this, it has one
+  int64_t smallest_weight_file = int64_t{256} << 20;  // bytes; several ranks divide the weights among them, but into no smaller files
 
   const std::filesystem::path& path() const { return path_; }
 
@@ -64,11 +67,24 @@ class RunFolder {
   // Removes the metrics of later steps, when a run resumes from the checkpoint of `step`.
   void drop_metrics_after(int64_t step);
   std::vector<Json> metrics() const;
-  void draw_losses() const;  // writes loss.png and loss.svg
 
-  // Saves a whole checkpoint: parameters, config, tokenizer, model card, the optimizer's state and `record`, whose `read` is set here.
-  // Then deletes old checkpoints, except the newest recipe.keep, the best, and, if `good_before` is given, the newest before that step.
-  // With recipe.shard, each rank writes its part of the optimizer's state, and this is a collective call.
+  // Begins to save a whole checkpoint: parameters, config, tokenizer, model card, the optimizer's state and `record`, whose `read` is set
+  // here. With recipe.save_in_background, copies what this rank writes to the host's memory and writes it in a thread; training may go on.
+  // Otherwise it is written when this returns. loss.png and loss.svg are drawn with it. On several ranks these are collective calls.
+  void begin_save(const CausalLM& model, const Optimizer& optimizer, StepRecord record, const Recipe& recipe);
+  bool saving() const { return writing_ != nullptr; }  // begun and not finished; the same on all ranks
+  bool written() const;                                // whether this rank has nothing left to write
+  // Waits for all ranks' files, and gives the checkpoint its name: from here on it counts. Throws what went wrong on any rank. Then deletes
+  // old checkpoints, except the newest recipe.keep, the best, and, if `good_before` is given, the newest before that step. Nothing if no
+  // save has begun.
+  struct Saved {
+    int64_t step = 0;
+    std::string not_drawn;  // why there is no new picture of the losses; empty if there is one
+  };
+  std::optional<Saved> finish_save(std::optional<int64_t> good_before = std::nullopt);
+  // Leaves an unfinished checkpoint to itself, when other ranks have failed and this process is about to end.
+  void abandon_save();
+  // Both, one after the other.
   void save(const CausalLM& model, const Optimizer& optimizer, StepRecord record, const Recipe& recipe,
             std::optional<int64_t> good_before = std::nullopt);
   std::vector<RunCheckpoint> checkpoints() const { return run_checkpoints(path_); }
@@ -78,14 +94,18 @@ class RunFolder {
   std::filesystem::path set_aside_after(int64_t step) const;
 
  private:
+  struct Writing;  // a checkpoint that is being written
+
   void lock();
-  void save_part(const std::filesystem::path& folder, const Optimizer& optimizer) const;
+  std::filesystem::path open_part(const std::filesystem::path& target, Writing& writing) const;
+  void prune(int64_t keep, std::optional<int64_t> good_before) const;
 
   std::filesystem::path path_;
   bool leads_;
   Group group_;
   std::unique_ptr<io::FolderLock> lock_;
   RunFacts facts_;
+  std::unique_ptr<Writing> writing_;
 };
 
 // The rows of a metrics.jsonl, without a line that a crash has truncated; none if the file does not exist.

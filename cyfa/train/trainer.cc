@@ -80,6 +80,7 @@ Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, Batch
   if (!context_.alone()) check_context();
   const std::string engine = !context_.alone() && recipe_.engine == "auto" ? "portable" : recipe_.engine;
   engine_ = prepare_training(model_, {compute(), engine, recipe_.recompute});
+  if (!group_.alone()) reads_late_ = engine_->read_late([this](ParameterId id) { exchange_.receive_parameter(id); });
 }
 
 // Runs the model on two tokens as if they were cut: whatever has no exchange refuses here, and not in the first step.
@@ -128,8 +129,15 @@ std::string Trainer::way_back() const {
          folder_->path().string() + " --resume --from " + std::to_string(good->step) + " rate=...";
 }
 
-void Trainer::fail(const std::string& what) const {
+void Trainer::fail(const std::string& what, bool together) {
   std::string message = "step " + std::to_string(step_ + 1) + ": " + what;
+  if (together) {
+    try {
+      finish_save();
+    } catch (const std::exception& e) {
+      message += "; a checkpoint could not be written: " + std::string(e.what());
+    }
+  }
   if (watch_.sign()) message += ". The first sign of it was at step " + std::to_string(*watch_.sign()) + ": " + watch_.words();
   throw TrainingError(message + "; " + (folder_ != nullptr ? way_back() : "a smaller rate or a longer warm-up may help"));
 }
@@ -141,7 +149,9 @@ std::string Trainer::warning() const {
 }
 
 void Trainer::watch(double loss, double norm) {
-  if (!watch_.add(step_, loss, norm) || !on_note) return;
+  if (!watch_.add(step_, loss, norm)) return;
+  finish_save();  // it may be the last checkpoint from before
+  if (!on_note) return;
   on_note("step " + std::to_string(step_) + ": " + watch_.words() + (folder_ != nullptr ? "; " + way_back() : ""));
 }
 
@@ -180,7 +190,7 @@ double Trainer::one_step(double* norm) {
   std::vector<TrainBatch> parts;
   for (int64_t part = 0; part < recipe_.accumulate; ++part) parts.push_back(own_stretch(train_(step_ * recipe_.accumulate + part)));
   const std::vector<double> divisor = divisors(parts);
-  exchange_.receive_parameters();
+  if (!reads_late_) exchange_.receive_parameters();
   Stretch computing(group_.alone() ? at::Device(at::kCPU) : model_.device());
   const uint64_t noise = mixed_seed(recipe_.seed, static_cast<uint64_t>(step_));
   engine_->begin_step(group_.leads() ? noise : mixed_seed(noise, static_cast<uint64_t>(group_.rank())));
@@ -196,7 +206,7 @@ double Trainer::one_step(double* norm) {
     } catch (const ops::ArgumentError& e) {  // a gate is NaN: training has diverged
       // The other ranks wait for this one's gradients: give them a loss that all of them refuse. If they wait in the middle of a sequence
       // that is cut, they cannot be helped: this rank ends, and they name it.
-      if (group_.alone() || !context_.alone()) fail(e.what());
+      if (group_.alone() || !context_.alone()) fail(e.what(), group_.alone());
       trouble = e.what();
       losses = at::full({}, std::numeric_limits<double>::quiet_NaN(), at::TensorOptions(model_.device()).dtype(at::kDouble));
       break;
@@ -235,14 +245,16 @@ double Trainer::one_step(double* norm) {
 }
 
 Trainer::AfterStep Trainer::agree(bool stop, bool save) const {
-  AfterStep after = {stop, save, 0, computing_, computing_};
+  const bool written = folder_ != nullptr && folder_->saving() && folder_->written();
+  AfterStep after = {stop, save, written, 0, computing_, computing_};
   if (group_.alone()) return after;
-  constexpr int64_t kFigures = 3;
+  constexpr int64_t kFigures = 4;
   const at::Tensor all = at::empty({group_.size() * kFigures}, at::kDouble);
-  group_.all_gather(all, at::tensor({stop ? 1.0 : 0.0, save ? 1.0 : 0.0, computing_}, at::kDouble)).wait();
-  const at::Tensor rows = all.view({group_.size(), kFigures}), seconds = rows.select(1, 2);
+  group_.all_gather(all, at::tensor({stop ? 1.0 : 0.0, save ? 1.0 : 0.0, written ? 1.0 : 0.0, computing_}, at::kDouble)).wait();
+  const at::Tensor rows = all.view({group_.size(), kFigures}), seconds = rows.select(1, 3);
   after.stop = rows.select(1, 0).max().item<double>() > 0;
   after.save = rows[0][1].item<double>() > 0;
+  after.saved = rows.select(1, 2).min().item<double>() > 0;
   after.slowest = seconds.argmax().item<int64_t>();
   after.longest = seconds.max().item<double>();
   after.mean = seconds.mean().item<double>();
@@ -265,8 +277,9 @@ double Trainer::evaluate() const {
   return (all[0] / all[1].clamp_min(1)).mean().item<double>();
 }
 
-void Trainer::save(double loss, std::optional<double> eval_loss, double seconds) {
+void Trainer::begin_save(double loss, std::optional<double> eval_loss, double seconds) {
   if (folder_ == nullptr) return;
+  finish_save();
   exchange_.receive_parameters();
   if (!group_.alone()) {
     check_agreement(group_, {{"the hash of the parameters after step " + std::to_string(step_), std::to_string(fingerprint(model_))}});
@@ -278,19 +291,23 @@ void Trainer::save(double loss, std::optional<double> eval_loss, double seconds)
   record.loss = loss;
   record.eval_loss = eval_loss;
   record.watch = watch_.json();
-  folder_->save(model_, optimizer_, std::move(record), recipe_, watch_.sign());
-  try {
-    folder_->draw_losses();
-  } catch (const std::exception& e) {  // a picture that fails, for want of a font perhaps, ends no run
-    if (on_note) on_note(std::string("the loss is not drawn: ") + e.what());
-  }
-  if (on_note) on_note("saved step " + std::to_string(step_));
+  folder_->begin_save(model_, optimizer_, std::move(record), recipe_);
+  if (!recipe_.save_in_background) finish_save();
+}
+
+void Trainer::finish_save() {
+  if (folder_ == nullptr) return;
+  const std::optional<RunFolder::Saved> saved = folder_->finish_save(watch_.sign());
+  if (!saved || !on_note) return;
+  if (!saved->not_drawn.empty()) on_note("the loss is not drawn: " + saved->not_drawn);
+  on_note("saved step " + std::to_string(saved->step));
 }
 
 int64_t Trainer::run() {
   try {
     return run_steps();
   } catch (const GroupError& e) {
+    if (folder_ != nullptr) folder_->abandon_save();
     std::string message = "after step " + std::to_string(step_) + ": " + e.what();
     try {
       const std::vector<RunCheckpoint> all = folder_ == nullptr ? std::vector<RunCheckpoint>() : folder_->checkpoints();
@@ -299,6 +316,15 @@ int64_t Trainer::run() {
       // The first rank is just removing an old one.
     }
     throw GroupError(message);
+  } catch (...) {
+    // What was to be saved is whole; but other ranks that still wait for this one must hear of its error soon.
+    if (!group_.alone() && folder_ != nullptr) folder_->abandon_save();
+    try {
+      finish_save();
+    } catch (const std::exception&) {
+      // The first error says more.
+    }
+    throw;
   }
 }
 
@@ -318,6 +344,7 @@ int64_t Trainer::run_steps() {
     const bool last = step_ == recipe_.steps;
     const bool time_to_save = recipe_.save_minutes > 0 && seconds_since(saved) >= 60 * recipe_.save_minutes;
     const AfterStep after = agree(should_stop && should_stop(), time_to_save);
+    if (after.saved) finish_save();
     const bool logs = step_ % recipe_.log_every == 0 || last || after.stop;
     const bool evals = validation_ && (last || (recipe_.eval_every > 0 && step_ % recipe_.eval_every == 0));
     const bool health = recipe_.health_every > 0 ? step_ % recipe_.health_every == 0 : evals;
@@ -325,6 +352,11 @@ int64_t Trainer::run_steps() {
     const double passed = seconds_since(start);
     const auto steps = static_cast<double>(step_ - since_step);
     row["tokens_per_s"] = static_cast<double>(tokens) * steps / std::max(seconds_since(since), 1e-9);
+    if (peak > 0) {
+      const double flops = row["tokens_per_s"].get<double>() * 3 * model_.forward_flops_per_token();
+      peak = std::max(peak, flops);
+      row["mfu"] = flops / peak;
+    }
     row["seconds"] = seconds_before_ + passed;
     row["seconds_left"] = passed / static_cast<double>(step_ - first) * static_cast<double>(recipe_.steps - step_);
     if (!group_.alone()) {
@@ -358,11 +390,12 @@ int64_t Trainer::run_steps() {
       computing_ = 0;
     }
     if (((last || after.stop) && save_at_end) || after.save || (recipe_.save_every > 0 && step_ % recipe_.save_every == 0)) {
-      save(loss, eval_loss, seconds_before_ + seconds_since(start));
+      begin_save(loss, eval_loss, seconds_before_ + seconds_since(start));
       saved = Clock::now();
     }
     if (after.stop) break;
   }
+  finish_save();
   if (on_note && step_ > first && watch_.sign()) on_note(warning());
   return step_;
 }

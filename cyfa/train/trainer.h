@@ -2,7 +2,7 @@
 //
 // On several ranks each trains on its own rows of every micro-batch. The gradients are summed over the ranks (exchange.h), so that the
 // parameters stay equal bit for bit, and whatever ends or interrupts a run (a signal, a loss that is not finite) does so on all ranks after
-// the same step.
+// the same step. Checkpoints are written while training goes on, one at a time; they count once all ranks have written their files.
 #pragma once
 
 #include <functional>
@@ -44,11 +44,12 @@ class Trainer {
 
   // Callbacks; all may be empty.
   std::function<void(const Json& metrics)> on_step;      // after every step
-  std::function<void(const std::string& note)> on_note;  // after a checkpoint has been saved, and when the loss leaves its range
+  std::function<void(const std::string& note)> on_note;  // when a checkpoint is in place, and when the loss leaves its range
   std::function<bool()> should_stop;                     // called after every step; true saves a checkpoint and ends run()
   std::function<double(const CausalLM&)> extra_metric;   // called with every evaluation, logged as "score"
   std::function<double(int64_t step)> rate_of_step;      // the learning rate at step 0, 1, ..., in place of the recipe's
   bool save_at_end = true;  // run() ends with a checkpoint. An experiment goes on with the model in memory instead
+  double peak = 0;          // FLOP/s of all ranks together, for the metric "mfu"; 0 for none
 
   // Restores the optimizer state, the step and what belongs to it. The caller loads the model's parameters.
   void resume(const RunCheckpoint& checkpoint);
@@ -70,6 +71,7 @@ class Trainer {
   // What the ranks tell each other after a step, and what they have agreed on.
   struct AfterStep {
     bool stop = false, save = false;
+    bool saved = false;            // all ranks have written their files of a checkpoint
     int64_t slowest = 0;           // the rank that computed longest since the last log
     double longest = 0, mean = 0;  // of the ranks' seconds of computing since then
   };
@@ -83,8 +85,10 @@ class Trainer {
   TrainBatch on_device(TrainBatch batch) const;
   std::vector<double> divisors(const std::vector<TrainBatch>& parts) const;
   AfterStep agree(bool stop, bool save) const;
-  [[noreturn]] void fail(const std::string& what) const;  // throws TrainingError
-  void save(double loss, std::optional<double> eval_loss, double seconds);
+  // Throws TrainingError. `together`: all ranks do so.
+  [[noreturn]] void fail(const std::string& what, bool together = true);
+  void begin_save(double loss, std::optional<double> eval_loss, double seconds);
+  void finish_save();  // nothing if no checkpoint is being written
   void watch(double loss, double norm);
   std::string way_back() const;  // the last checkpoint from before the first sign, and how to go back there
   std::optional<at::ScalarType> compute() const { return recipe_.dtype == "bf16" ? std::optional(at::kBFloat16) : std::nullopt; }
@@ -98,6 +102,7 @@ class Trainer {
   Optimizer optimizer_;
   std::unique_ptr<TrainEngine> engine_;
   TrainingWatch watch_;
+  bool reads_late_ = false;  // the engine waits for parameters of other ranks when it first reads them
   int64_t step_ = 0;
   double seconds_before_ = 0;  // of training, in earlier sessions
   double computing_ = 0;       // seconds of this rank's forward and backward since the last log

@@ -1,6 +1,8 @@
-"""DDP and FSDP2 on two gloo ranks against one process: gradients and three steps of AdamW."""
+"""DDP and FSDP2 on two gloo ranks against one process: gradients and three steps of AdamW; and the example of docs/distributed.md."""
 
+import os
 import pathlib
+import re
 import socket
 
 import pytest
@@ -69,3 +71,18 @@ def test_two_ranks_train_as_one_process(way):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     mp.spawn(work, (port, way), nprocs=2)
+
+
+def documented(rank: int, port: int, block: str) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    exec(compile(block, "docs/distributed.md", "exec"), {})
+
+
+def test_the_sharding_of_the_document_runs():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    text = (pathlib.Path(__file__).resolve().parents[2] / "docs/distributed.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    mp.spawn(documented, (port, block), nprocs=2)

@@ -1,9 +1,12 @@
 // Tests the run folder and the watch over the loss: what a checkpoint holds, what stays, how a run goes back.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cmath>
+#include <csignal>
 #include <fstream>
 #include <set>
+#include <thread>
 
 #include "cyfa/io/file_error.h"
 #include "cyfa/model/checkpoint.h"
@@ -156,6 +159,107 @@ TEST(RunFolder, ACheckpointIsWhole) {
   bytes.describe(facts);
   bytes.save(model, Optimizer(model, r), StepRecord(), r);
   EXPECT_EQ(load_checkpoint(bytes.checkpoints().back().path).config().json["tokenizer"], "bytes");
+}
+
+TEST(RunFolder, ACheckpointIsOfTheStepThatBeganItAndCountsWhenItIsFinished) {
+  const Folder folder;
+  CausalLM model = small_model(small_config(1));
+  Recipe r = recipe_of(1);
+  RunFolder to(folder / "run", false);
+  to.start(r, Json::object());
+  Optimizer optimizer(model, r);
+  std::vector<at::Tensor> before;
+  for (at::Tensor& p : model.parameters()) {
+    before.push_back(p.detach().clone());
+    p.requires_grad_();
+    p.mutable_grad() = at::ones_like(p);
+  }
+  StepRecord record;
+  record.step = 1;
+  to.begin_save(model, optimizer, record, r);
+  EXPECT_TRUE(to.saving());
+  optimizer.step(optimizer.gradients(), 1, 0, at::ones({}, at::kDouble), at::zeros({}, at::kDouble));
+  EXPECT_TRUE(to.checkpoints().empty());
+  EXPECT_EQ(to.finish_save()->step, 1);
+  EXPECT_FALSE(to.saving());
+  EXPECT_FALSE(to.finish_save());
+  const fs::path saved = to.checkpoints().at(0).path;
+  const CausalLM stored = load_checkpoint(saved);
+  for (size_t id = 0; id < before.size(); ++id) {
+    EXPECT_TRUE(at::equal(stored.parameters()[id], before[id]));
+    EXPECT_FALSE(at::equal(model.parameters()[id], before[id]));
+  }
+  const TensorFile moments(saved / "optimizer.safetensors");
+  for (const std::string& name : moments.file().names()) EXPECT_FALSE(moments.mapped(name).any().item<bool>()) << name;
+  {  // Given up in the middle: nothing of it stays.
+    record.step = 2;
+    RunFolder other(folder / "other", false);
+    other.start(r, Json::object());
+    other.begin_save(model, optimizer, record, r);
+  }
+  EXPECT_TRUE(fs::is_empty(folder / "other/checkpoints"));
+}
+
+// Files of more than some thousand bytes fail, as on a full disk.
+class FullDisk {
+ public:
+  FullDisk() {
+    std::signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit small = {4096, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &small);
+  }
+  ~FullDisk() { setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+TEST(Trainer, WhatGoesWrongInTheBackgroundEndsTheRunAtTheNextStep) {
+  const Folder folder;
+  CausalLM model = small_model(small_config(1));
+  Recipe r = recipe_of(6);
+  r.save_every = 1;
+  RunFolder to(folder / "run", false);
+  to.start(r, Json::object());
+  Trainer trainer(
+      model, r, [&](int64_t index) { return batch_of(model, index); }, {}, &to);
+  std::unique_ptr<FullDisk> full;
+  trainer.on_step = [&](const Json& row) {
+    if (row["step"] != 3) return;
+    while (!to.written()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    full = std::make_unique<FullDisk>();
+  };
+  EXPECT_THROW(trainer.run(), io::FileError);
+  full.reset();
+  EXPECT_EQ(trainer.step(), 4);
+  EXPECT_EQ(steps_of(to), (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder / "run/checkpoints"), fs::directory_iterator()), 2);
+}
+
+TEST(Trainer, CheckpointsInTheBackgroundAreThoseOfATrainingThatWaits) {
+  const Folder folder;
+  for (const bool background : {true, false}) {
+    CausalLM model = small_model(small_config(1));
+    Recipe r = recipe_of(5);
+    r.save_every = 2;
+    r.keep = 10;
+    r.save_in_background = background;
+    RunFolder to(folder / (background ? "background" : "waits"), false);
+    to.start(r, Json::object());
+    Trainer trainer(
+        model, r, [&](int64_t index) { return batch_of(model, index); }, {}, &to);
+    std::vector<std::string> notes;
+    trainer.on_note = [&](const std::string& note) { notes.push_back(note); };
+    trainer.run();
+    EXPECT_EQ(notes, (std::vector<std::string>{"saved step 2", "saved step 4", "saved step 5"}));
+  }
+  for (const char* step : {"step-00000002", "step-00000004", "step-00000005"}) {
+    for (const char* name : {"model.safetensors", "optimizer.safetensors", "config.json"}) {
+      const fs::path file = fs::path("checkpoints") / step / name;
+      EXPECT_EQ(read_file(folder / "background" / file), read_file(folder / "waits" / file)) << file;
+    }
+  }
 }
 
 TEST(RunFolder, IsHeldByOneTrainerAndWritesNothingBeforeItStarts) {

@@ -49,7 +49,8 @@ TEST(Recipe, ReadsWhatItWrites) {
     EXPECT_TRUE(fs::exists(fs::path(CYFA_SOURCE_DIR) / own.model));
   }
   // Continued with a longer context, a step has as many tokens as in pretraining.
-  for (const auto& [longer, first] : {std::pair("continue-8k", "cyfa-800m"), std::pair("continue-8k-1.4b", "cyfa-1.4b")}) {
+  for (const auto& [longer, first] :
+       {std::pair("continue-8k-400m", "cyfa-400m"), std::pair("continue-8k", "cyfa-800m"), std::pair("continue-8k-1.4b", "cyfa-1.4b")}) {
     const Recipe now = Recipe::read(std::string(CYFA_SOURCE_DIR) + "/recipes/" + longer + ".toml");
     const Recipe then = Recipe::read(std::string(CYFA_SOURCE_DIR) + "/recipes/" + first + ".toml");
     EXPECT_EQ(now.batch * now.context, then.batch * then.context) << longer;
