@@ -120,7 +120,11 @@ void settle(Options& options, Results& results, const fs::path& recipe) {
   }
   settings["scale"] = options.scale;
   settings["set"] = options.set;
-  if (!options.models.empty()) settings["models"] = models_of(options.models);
+  if (options.models.size() == 1 && options.models[0].empty()) {
+    settings.erase("models");
+  } else if (!options.models.empty()) {
+    settings["models"] = models_of(options.models);
+  }
 }
 
 // Whether runs of the experiment train on text.
@@ -442,8 +446,9 @@ void add_experiment(CLI::App& app, Action& action) {
       ->capture_default_str();
   command
       ->add_option("--models", options->models,
-                   "For experiments with needles: checkpoints that are evaluated in place of models that it trains, [NAME=]DIR...")
-      ->type_name("DIR")
+                   "For experiments with needles: checkpoints that are evaluated in place of models that it trains; NAME may be left out, "
+                   "\"\" for none")
+      ->type_name("NAME=DIR")
       ->default_str("those of the earlier runs, else none");
   command
       ->add_option(

@@ -202,6 +202,8 @@ class ExperimentTest(CliTest):
         model.rename(self.folder / "elsewhere")
         self.check(run(*given, "--report"), 0)
         self.assertEqual((self.folder / "given/needles/report.md").read_text(), report)
+        back = run(*given, "--models", "", "--data", self.data, "--plan")
+        self.assertIn("2 variants, 2 learning rates, 2 seeds: 10 runs", back.stdout)
         self.check_error(run("experiment", plain, "--models", self.folder / "elsewhere"), "experiments with needles")
         self.check_error(run(*given, "--models", f"a={self.folder}/elsewhere", f"a={self.folder}/elsewhere"), "different name")
         self.check_error(run(*given, "--models", "nowhere"), "nowhere")
