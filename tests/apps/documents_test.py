@@ -2,9 +2,9 @@
 """Runs the examples of the documents and of the program's help. Usage: documents_test.py PROGRAM [unittest arguments]
 
 Examples are lines in the blocks of the documents that begin with `build/cyfa` (or `$ build/cyfa`), and those under "Examples:" in a help.
-Each runs in a folder of its own that holds what a reader has: build/cyfa, configs, recipes, tests/vectors, some texts, and a checkpoint
-DIR, tokens data and a run `run`. What takes long is shortened (SHORTER); what needs a GPU is not run. Every mention of the program in the
-documents, in a block or between backquotes, may name only commands and options that exist.
+Each runs in a folder of its own that holds what a reader has: build/cyfa, configs, models, recipes, tests/vectors, some texts, and a
+checkpoint DIR, tokens data and a run `run`. What takes long is shortened (SHORTER); what needs a GPU is not run. Every mention of the
+program in the documents, in a block or between backquotes, may name only commands and options that exist.
 """
 
 import json
@@ -95,7 +95,7 @@ class Examples(CliTest):
         (cls.given / "book.txt").write_text(3 * text)
         (cls.given / "prompts.txt").write_text("Once\nupon a time\n")
         (cls.given / "books.jsonl").write_text(json.dumps({"body": text}) + "\n")
-        for name in ("configs", "recipes", "tests"):
+        for name in ("configs", "models", "recipes", "tests"):
             (cls.given / name).symlink_to(ROOT / name)
         (cls.given / "build").mkdir()
         (cls.given / "build/cyfa").symlink_to(PROGRAM)
