@@ -68,7 +68,8 @@ class Train(CliTest):
     def test_a_full_disk_leaves_the_last_checkpoint(self):
         self.check(run("train", self.folder / "whole", *self.keys), 0)
         folder = self.begun("full")
-        before = sorted(path.name for path in (folder / "checkpoints").iterdir())
+        # The killed run may have been writing its next checkpoint, which does not count and is removed.
+        before = sorted(path.name for path in (folder / "checkpoints").iterdir() if ".part-" not in path.name)
 
         def no_room():  # writing beyond this size fails as on a full disk
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
