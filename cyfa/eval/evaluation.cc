@@ -53,10 +53,10 @@ class Kept {
   void add(int64_t document, const Outcome& outcome, const std::vector<Response>& responses) {
     Json row = {{"document", document}, {"scores", outcome.scores}, {"tokens", outcome.tokens}, {"truncated", outcome.truncated}};
     for (const Response& r : responses) {
-      if (r.text.empty()) {
-        row["log_likelihoods"].push_back(r.log_likelihood);
+      if (r.text) {
+        row["texts"].push_back(as_utf8(*r.text));
       } else {
-        row["texts"].push_back(as_utf8(r.text));
+        row["log_likelihoods"].push_back(r.log_likelihood);
       }
     }
     out_ << row.dump() << '\n';

@@ -35,7 +35,7 @@ class LongBench final : public Task {
   std::vector<std::string> columns() const override { return {metric_name(kind_.metric)}; }
   std::vector<double> score(int64_t i, std::span<const Response> responses) const override {
     const Row& row = rows_[static_cast<size_t>(i)];
-    return {longbench_score(kind_, responses[0].text, row.answers, row.classes)};
+    return {longbench_score(kind_, responses[0].text.value(), row.answers, row.classes)};
   }
   std::string truncation() const override { return "middle"; }
   std::vector<Metric> metrics(const Scores& scores) const override { return {mean_metric(scores, metric_name(kind_.metric), 100)}; }

@@ -29,7 +29,7 @@ class Contains final : public Task {
   }
   std::vector<std::string> columns() const override { return {"contains"}; }
   std::vector<double> score(int64_t i, std::span<const Response> responses) const override {
-    return {contains_any(responses[0].text, prompts_[static_cast<size_t>(i)].labels) ? 1.0 : 0.0};
+    return {contains_any(responses[0].text.value(), prompts_[static_cast<size_t>(i)].labels) ? 1.0 : 0.0};
   }
   std::vector<Metric> metrics(const Scores& scores) const override { return {mean_metric(scores, "contains")}; }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,12 +37,12 @@ Request generate_request(std::string prompt, std::vector<std::string> stop, int6
 
 // The answer to a Request.
 struct Response {
-  double log_likelihood = 0;     // natural logarithm, summed over the scored tokens
-  bool greedy = false;           // kContinuation: every scored token is the most likely one (of equal ones the first)
-  int64_t tokens = 0;            // scored or generated tokens
-  int64_t truncated = 0;         // tokens of the context or prompt that the model did not see for lack of room
-  std::vector<float> each = {};  // kTokens: the log-likelihood of ids[1], ids[2], ...
-  std::string text = {};         // kGenerate
+  double log_likelihood = 0;             // natural logarithm, summed over the scored tokens
+  bool greedy = false;                   // kContinuation: every scored token is the most likely one (of equal ones the first)
+  int64_t tokens = 0;                    // scored or generated tokens
+  int64_t truncated = 0;                 // tokens of the context or prompt that the model did not see for lack of room
+  std::vector<float> each = {};          // kTokens: the log-likelihood of ids[1], ids[2], ...
+  std::optional<std::string> text = {};  // kGenerate: the text, which may be empty; absent for the other kinds
 };
 
 }  // namespace cyfa::eval

@@ -26,7 +26,7 @@ class RulerTask : public Task {
   }
   std::vector<std::string> columns() const override { return {metric()}; }
   std::vector<double> score(int64_t i, std::span<const Response> responses) const override {
-    return {ruler_score(kind(), sample(i).outputs, responses[0].text)};
+    return {ruler_score(kind(), sample(i).outputs, responses[0].text.value())};
   }
   std::vector<Metric> metrics(const Scores& scores) const override { return {mean_metric(scores, metric(), 100)}; }
   std::string truncation() const override { return "none"; }

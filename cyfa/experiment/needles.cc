@@ -42,7 +42,7 @@ class Needles final : public eval::Task {
     return compares() ? std::vector<std::string>{"found", "prefers"} : std::vector<std::string>{"found"};
   }
   std::vector<double> score(int64_t i, std::span<const eval::Response> responses) const override {
-    std::vector<double> scores = {eval::ruler_score(generator_.kind(), generator_.sample(i).outputs, responses[0].text)};
+    std::vector<double> scores = {eval::ruler_score(generator_.kind(), generator_.sample(i).outputs, responses[0].text.value())};
     if (compares()) scores.push_back(responses[1].log_likelihood > responses[2].log_likelihood ? 1 : 0);
     return scores;
   }

@@ -14,18 +14,25 @@ namespace {
 
 using namespace eval;
 
-// Forty texts of different lengths. One asks for a generated text.
+std::vector<std::string> every_byte() {
+  std::vector<std::string> all;
+  for (int byte = 0; byte < 256; ++byte) all.emplace_back(1, static_cast<char>(byte));
+  return all;
+}
+
+// Forty texts of different lengths. Two ask for generated texts.
 class Letters final : public Task {
  public:
   int64_t size() const override { return 40; }
   std::vector<Request> requests(int64_t i) const override {
     const std::string text(static_cast<size_t>(1 + i * 7 % 40), static_cast<char>('a' + i % 26));
     if (i == 17) return {generate_request(text, {}, 5)};
+    if (i == 18) return {generate_request(text, every_byte(), 5)};  // an empty text
     return {continuation_request(text, "x"), continuation_request(text, "yz")};
   }
   std::vector<std::string> columns() const override { return {"score"}; }
   std::vector<double> score(int64_t, std::span<const Response> r) const override {
-    return {r[0].text.empty() ? r[0].log_likelihood + r.back().log_likelihood : static_cast<double>(r[0].text.size())};
+    return {r[0].text ? static_cast<double>(r[0].text->size()) : r[0].log_likelihood + r.back().log_likelihood};
   }
   std::vector<Metric> metrics(const Scores& scores) const override { return {mean_metric(scores, "score")}; }
 };
@@ -77,6 +84,20 @@ TEST_F(Runs, InterruptedOnesGoOnToTheSameFigures) {
   const TaskResult again = run(200);
   EXPECT_EQ(again.resumed, 40);
   EXPECT_EQ(again.metrics[0].value, whole.metrics[0].value);
+}
+
+TEST_F(Runs, AnEmptyTextIsKeptAsAText) {
+  run(200);
+  std::ifstream file(file_);
+  int texts = 0;
+  for (std::string line; std::getline(file, line);) {
+    const Json row = Json::parse(line);
+    if (!row.contains("document") || (row["document"] != 17 && row["document"] != 18)) continue;
+    EXPECT_FALSE(row.contains("log_likelihoods")) << line;
+    EXPECT_EQ(row["texts"][0].get<std::string>().empty(), row["document"] == 18) << line;
+    ++texts;
+  }
+  EXPECT_EQ(texts, 2);
 }
 
 TEST_F(Runs, ALimitTakesTheFirstDocuments) {
