@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <functional>
 
 #include "cyfa/engine/engine.h"
 #include "cyfa/ops/common/check.h"
@@ -169,6 +171,26 @@ TEST_P(EngineContract, ParametersStayAndEqualRunsGiveEqualBits) {
   }
 }
 
+// How far each gradient of an fp64 model moves if its parameters are rounded as fp32 numbers are: the largest of four draws. It is 1e-5 for
+// CyclicFlow, and 2e-4 to 7e-4 for CyclicFlowWide. A computation in fp32 cannot be expected to come much nearer, since it rounds much more
+// than the parameters.
+std::vector<double> moved_by_rounding(const CausalLM& m, const CausalLM& exact, const std::function<at::Tensor(CausalLM&)>& loss) {
+  std::vector<double> moved(exact.parameters().size(), 0);
+  for (uint64_t draw = 0; draw < 4; ++draw) {
+    CausalLM near = exact_copy(m);
+    torch::manual_seed(draw);
+    for (at::Tensor& p : near.parameters()) {
+      p.mul_(1 + 6e-8 * (2 * at::rand_like(p) - 1));
+      p.requires_grad_();
+    }
+    loss(near).backward();
+    for (size_t id = 0; id < moved.size(); ++id) {
+      moved[id] = std::max(moved[id], distance(near.parameters()[id].grad(), exact.parameters()[id].grad(), 1e-3));
+    }
+  }
+  return moved;
+}
+
 TEST_P(EngineContract, TrainingIsThePlainModels) {
   Json config = GetParam().config;
   CausalLM m = on_device(config, at::kFloat);
@@ -181,8 +203,10 @@ TEST_P(EngineContract, TrainingIsThePlainModels) {
   for (const bool packed : {false, true}) {
     const std::optional<at::Tensor> borders = packed ? std::optional(at::tensor({0, 7, 7, 8, 120}, at::kLong)) : std::nullopt;
     for (at::Tensor& p : exact.parameters()) p.mutable_grad().reset();
-    const at::Tensor want = exact.loss(exact.weights(), ids.narrow(1, 0, 60), targets, borders);
+    const auto loss_of = [&](CausalLM& model) { return model.loss(model.weights(), ids.narrow(1, 0, 60), targets, borders); };
+    const at::Tensor want = loss_of(exact);
     want.backward();
+    const std::vector<double> moved = on_gpu() ? std::vector<double>() : moved_by_rounding(m, exact, loss_of);
     std::vector<std::string> names = serving(train_engines(m, compute));
     std::reverse(names.begin(), names.end());
     std::vector<double> of_portable(m.parameters().size(), 0);
@@ -206,7 +230,8 @@ TEST_P(EngineContract, TrainingIsThePlainModels) {
           if (name == "portable" && !recompute) of_portable[id] = of_grad;
           // Two different roundings differ by as much as the error of each, and gradients with few elements by more.
           const double few = std::sqrt(std::max(1.0, 16.0 / static_cast<double>(grad.numel())));
-          EXPECT_LT(of_grad, on_gpu() ? 3 * few * of_portable[id] + 0.02 : 5e-4 * few) << name << " " << parameter;
+          const double most = on_gpu() ? 3 * few * of_portable[id] + 0.02 : std::min(5e-4 * few + 4 * moved[id], 5e-3);
+          EXPECT_LT(of_grad, most) << name << " " << parameter;
         }
       }
     }
