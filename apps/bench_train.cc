@@ -1,4 +1,5 @@
-// cyfa bench train: times whole training steps (forward, backward, clipping, AdamW), once the first has the plain model's loss.
+// cyfa bench train: times whole training steps (forward, backward, clipping, AdamW), once the first has the plain model's loss. On several
+// ranks (torchrun -m cyfa bench train) every rank trains, and rank 0 prints.
 #include <ATen/Parallel.h>
 
 #include <cmath>
@@ -12,6 +13,7 @@
 #include "apps/output.h"
 #include "apps/parse.h"
 #include "apps/provided.h"
+#include "apps/ranks.h"
 #include "apps/threads.h"
 #include "apps/timing.h"
 #include "cyfa/train/trainer.h"
@@ -42,24 +44,28 @@ int run_train(const Options& options) {
   recipe.steps = options.repeats > 0 ? options.repeats + (options.kernels ? 2 : 1) : kMostSteps;
   recipe.warmup = 0;
   recipe.check();
-  const at::Device device = parse_device(recipe.device);
+  const Groups groups = join_ranks(recipe);
+  const at::Device device = rank_device(recipe);
   if (options.kernels && !device.is_cuda()) throw std::invalid_argument("--kernels lists the kernels of a GPU; it needs --device cuda");
   CausalLM model(ModelConfig::read(path));
   model.initialise(1, at::kFloat, device);
-  at::manual_seed(1);
-  const at::Tensor ids = at::randint(0, model.config().vocab_size, {recipe.batch / recipe.accumulate, recipe.context + 1}, at::kLong);
+  at::manual_seed(1 + static_cast<uint64_t>(groups.reader()));
+  const int64_t rows = recipe.batch / recipe.accumulate / groups.readers();
+  const at::Tensor ids = at::randint(0, model.config().vocab_size, {rows, recipe.context + 1}, at::kLong);
   const TrainBatch batch{ids.narrow(1, 0, recipe.context), ids.narrow(1, 1, recipe.context), std::nullopt};
   double plain_loss = 0;
   {
     const at::NoGradGuard no_grad;
     const auto compute = recipe.dtype == "bf16" ? std::optional(at::kBFloat16) : std::nullopt;
-    plain_loss = model.loss(model.weights(compute), batch.inputs, batch.targets).item<double>();
+    const at::Tensor sum = model.loss(model.weights(compute), batch.inputs, batch.targets).to(at::kCPU, at::kDouble).view({1});
+    groups.all.all_reduce(sum).wait();
+    plain_loss = sum.item<double>() / groups.all.size();
   }
   reset_gpu_peak(device);
   double loss_error = 0;  // relative, of the first step
   const double limit = check_limit(recipe.dtype, static_cast<double>(batch.inputs.numel()));
   Trainer trainer(
-      model, recipe, [&](int64_t) { return batch; }, {}, nullptr);
+      model, recipe, [&](int64_t) { return batch; }, {}, nullptr, groups.all, groups.context);
   std::vector<double> seconds;
   double last = 0, total = 0;
   const auto enough = [&] {
@@ -68,7 +74,9 @@ int run_train(const Options& options) {
   };
   std::optional<KernelTable> kernels;
   bool kernels_done = false;
+  Json ranks;  // of the last step: what the trainer says about the exchange
   trainer.on_step = [&](const Json& row) {
+    if (row.contains("ranks")) ranks = row["ranks"];
     const auto now = row.at("seconds").get<double>();
     if (row.at("step").get<int64_t>() == 1) {  // warms up, and is checked
       loss_error = std::abs(row.at("loss").get<double>() - plain_loss) / std::abs(plain_loss);
@@ -86,34 +94,42 @@ int run_train(const Options& options) {
   try {
     trainer.run();
   } catch (const TrainingError& e) {
+    if (!groups.all.leads()) return kCheckFailed;
     std::cerr << text("check: %s; the plain model's loss is %.6f, limit %.0e\n", e.what(), plain_loss, limit)
               << "cyfa: error: the check failed, so nothing was timed\n";
     return kCheckFailed;
   }
+  if (!groups.all.leads()) return kDone;
   const Timing t = summarise(seconds);
   const auto tokens = static_cast<double>(recipe.batch * recipe.context);
-  const Json row = {{"impl", "cyfa"},
-                    {"op", "train"},
-                    {"model", name_of(path)},
-                    {"dtype", recipe.dtype},
-                    {"device", recipe.device},
-                    {"engine", trainer.engine().name()},
-                    {"B", recipe.batch},
-                    {"T", recipe.context},
-                    {"accumulate", recipe.accumulate},
-                    {"recompute", recipe.recompute},
-                    {"ms", t.median * 1e3},
-                    {"ms_p10", t.p10 * 1e3},
-                    {"ms_p90", t.p90 * 1e3},
-                    {"repeats", t.repeats},
-                    {"tokens_per_s", tokens / t.median},
-                    {"parameters", model.table().numel()},
-                    {"peak_memory_mb", static_cast<double>(peak_gpu_bytes(device).value_or(peak_resident_bytes())) * 1e-6},
-                    {"check_rel_l2", {{"loss", loss_error}}},
-                    {"threads", at::get_num_threads()},
-                    {"commit", commit()},
-                    {"date", utc_date()},
-                    {"machine", machine_name(device)}};
+  Json row = {{"impl", "cyfa"},
+              {"op", "train"},
+              {"model", name_of(path)},
+              {"dtype", recipe.dtype},
+              {"device", recipe.device},
+              {"engine", trainer.engine().name()},
+              {"B", recipe.batch},
+              {"T", recipe.context},
+              {"accumulate", recipe.accumulate},
+              {"recompute", recipe.recompute},
+              {"ms", t.median * 1e3},
+              {"ms_p10", t.p10 * 1e3},
+              {"ms_p90", t.p90 * 1e3},
+              {"repeats", t.repeats},
+              {"tokens_per_s", tokens / t.median},
+              {"parameters", model.table().numel()},
+              {"peak_memory_mb", static_cast<double>(peak_gpu_bytes(device).value_or(peak_resident_bytes())) * 1e-6},
+              {"check_rel_l2", {{"loss", loss_error}}},
+              {"threads", at::get_num_threads()},
+              {"commit", commit()},
+              {"date", utc_date()},
+              {"machine", machine_name(device)}};
+  if (!groups.all.alone()) {
+    row["shard"] = recipe.shard;
+    row["reduce"] = recipe.reduce;
+    row["context_ranks"] = recipe.context_ranks;
+    row["ranks"] = ranks;
+  }
   if (prints_text(options.json)) {
     std::cout << text("check     loss of the first step against the plain model's %.6f: %.1e, limit %.0e: ok\n", plain_loss, loss_error,
                       limit)
@@ -121,6 +137,13 @@ int run_train(const Options& options) {
                       row["model"].get<std::string>().c_str(), recipe.dtype.c_str(), static_cast<long long>(recipe.batch),
                       static_cast<long long>(recipe.context), t.median * 1e3, t.p10 * 1e3, t.p90 * 1e3, tokens / t.median,
                       row["peak_memory_mb"].get<double>() * 1e6 / (1 << 30), trainer.engine().name().c_str());
+    if (!groups.all.alone()) {
+      std::cout << text(
+          "ranks     %d: each sends %.1f MiB a step; rank 0 waits %.0f ms, the ranks compute %.0f ms, rank %lld longest, %.0f ms\n",
+          groups.all.size(), ranks["bytes_sent_per_step"].get<double>() / (1 << 20), ranks["seconds_waiting_per_step"].get<double>() * 1e3,
+          ranks["seconds_computing_per_step"].get<double>() * 1e3, static_cast<long long>(ranks["slowest"].get<int64_t>()),
+          ranks["slowest_seconds_per_step"].get<double>() * 1e3);
+    }
     for (const std::string& note : trainer.engine().notes()) std::cout << "note      " << note << '\n';
   }
   if (kernels) kernels->print("one step");
@@ -149,9 +172,18 @@ void add_bench_train(CLI::App& bench, Action& action) {
   add_engine(command, &r.engine);
   add_threads(command, &r.threads);
   add_repeats(command, &options->repeats);
+  command->add_option("--shard", r.shard, "On several ranks (torchrun -m cyfa bench train): what is divided, none or optimizer (ZeRO-1)")
+      ->check(CLI::IsMember({"none", "optimizer"}))
+      ->capture_default_str();
+  command->add_option("--reduce", r.reduce, "Type in which the ranks sum gradients, fp32 or bf16")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->capture_default_str();
+  command->add_option("--context-ranks", r.context_ranks, "Ranks over which sequences are cut")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->add_flag("--kernels", options->kernels, "After the timing, list the GPU kernels of one step by time; needs --device cuda");
   add_json(command, &options->json);
-  command->callback([&action, options] { action = [options] { return run_train(*options); }; });
+  command->callback([&action, options] { action = [options] { return as_rank([&] { return run_train(*options); }); }; });
 }
 
 }  // namespace cyfa::app

@@ -1,10 +1,13 @@
 // The other processes of a run that torchrun has started (`torchrun ... -m cyfa train`), as Python knows them (python/cyfa/_ranks.py).
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <functional>
 #include <string>
 
 #include "cyfa/parallel/group.h"
+#include "cyfa/train/recipe.h"
 
 namespace cyfa::app {
 
@@ -23,6 +26,22 @@ struct Launcher {
 // Set before the program runs; absent if it runs alone.
 void launch_by(Launcher launcher);
 const Launcher* launcher();
+
+// The ranks of a run: all of them, and those that share the tokens of a batch (context parallel). This process alone if it is.
+struct Groups {
+  Group all, context;
+
+  int readers() const { return all.size() / context.size(); }  // ranks, or groups of ranks, that read batches of their own
+  int reader() const { return all.rank() / context.size(); }
+};
+// Throws std::invalid_argument if the recipe's batch cannot be divided over the ranks.
+Groups join_ranks(const Recipe& recipe);
+
+// The recipe's device; on several ranks the GPU of this one.
+c10::Device rank_device(const Recipe& recipe);
+
+// Runs `action`. An error ends all ranks: each says what it knows of the cause, before torchrun ends those that hang.
+int as_rank(const std::function<int()>& action);
 
 // Throws if torchrun has started this program without Python, several times over, where no rank knows of the others.
 void refuse_ranks_without_python();

@@ -46,40 +46,13 @@ int64_t count_in(const Json& manifest, const char* key) {
   return manifest.contains(key) && manifest[key].is_number_integer() ? manifest[key].get<int64_t>() : 0;
 }
 
-// The ranks of the run: all of them, and those that share the tokens of a batch (context parallel). This process alone if it is.
-struct Groups {
-  Group all, context;
-
-  int readers() const { return all.size() / context.size(); }  // ranks, or groups of ranks, that read batches of their own
-};
-
-Groups joined(const Recipe& recipe) {
-  const Launcher* started = launcher();
-  const int64_t ranks = started == nullptr ? 1 : started->ranks, context = recipe.context_ranks;
-  if (ranks % context != 0) {
-    throw std::invalid_argument("recipe: context_ranks is " + std::to_string(context) + ", wanted a divisor of the number of ranks, " +
-                                std::to_string(ranks));
-  }
-  if (started == nullptr) return {};
-  if (const int64_t parts = recipe.accumulate * ranks / context; recipe.batch % parts != 0) {
-    throw std::invalid_argument("recipe: batch is " + std::to_string(recipe.batch) + ", wanted a multiple of accumulate times " +
-                                (context > 1 ? "ranks / context_ranks" : "ranks") + " = " + std::to_string(parts));
-  }
-  const std::string names = started->join(recipe.device, 60 * recipe.timeout_minutes, static_cast<int>(context));
-  Groups groups = {{names.substr(0, names.find(' ')), started->rank, started->ranks}, {}};
-  if (context > 1) {
-    groups.context = {names.substr(names.find(' ') + 1), started->rank % static_cast<int>(context), static_cast<int>(context)};
-  }
-  return groups;
-}
-
 // A rank's rows of every micro-batch. All ranks together read what one would.
 std::shared_ptr<Batches> batches_of(const TokenData& data, const Recipe& recipe, const Groups& groups, bool shuffle,
                                     const std::vector<ReadText>& before = {}) {
   BatchOptions options;
   options.T = recipe.context;
   options.B = recipe.batch / recipe.accumulate / groups.readers();
-  options.rank = groups.all.rank() / groups.context.size();
+  options.rank = groups.reader();
   options.ranks = groups.readers();
   options.seed = recipe.seed;
   options.shuffle = shuffle;
@@ -230,12 +203,6 @@ std::vector<ReadText> read_by_checkpoint(const fs::path& checkpoint, const Token
   return read;
 }
 
-at::Device device_of(const Recipe& recipe) {
-  const at::Device device = parse_device(recipe.device);
-  if (launcher() == nullptr || !device.is_cuda()) return device;
-  return {device.type(), static_cast<at::DeviceIndex>(launcher()->local_rank % at::getNumGPUs())};
-}
-
 int train(Options options) {
   if (options.from >= 0 && !options.resume) throw std::invalid_argument("--from names a checkpoint to resume from; it needs --resume");
   Notes notes;
@@ -255,7 +222,7 @@ int train(Options options) {
   for (const std::string& assignment : options.assignments) recipe.set(assignment);
   recipe.check();
   if (recipe.data.empty()) throw std::invalid_argument("recipe: data is empty, wanted a folder made by `cyfa prepare`");
-  const Groups groups = joined(recipe);
+  const Groups groups = join_ranks(recipe);
   const Group& group = groups.all;
   folder.join(group);
   group.all_gather_text("");  // the first rank has opened the folder, and removed what killed processes left in it
@@ -265,7 +232,7 @@ int train(Options options) {
   }
   const Json begun = options.resume ? folder.manifest() : Json::object();
   set_threads(recipe, begun, notes);
-  const at::Device device = device_of(recipe);
+  const at::Device device = rank_device(recipe);
   if (const int64_t then = std::max<int64_t>(count_in(begun, "ranks"), 1); options.resume && then != group.size()) {
     notes.push_back(text("the run began on %lld ranks and goes on with %d: sums of gradients in another order, no longer bit for bit",
                          static_cast<long long>(then), group.size()));
@@ -378,30 +345,6 @@ int train(Options options) {
   return kDone;
 }
 
-// An error ends all ranks. Each says what it knows of the cause, before torchrun ends those that hang.
-int run_train(const Options& options) {
-  const Launcher* all = launcher();
-  if (all == nullptr) {
-    refuse_ranks_without_python();
-    return train(options);
-  }
-  const std::string name = text("rank %d of %d: ", all->rank, all->ranks);
-  try {
-    return train(options);
-  } catch (const GroupError& e) {
-    const std::string cause = all->report(e.what(), false);
-    throw std::runtime_error(name + (cause.empty() ? "" : cause + "; ") + e.what());
-  } catch (const TrainingError& e) {  // the same on all ranks, unless sequences are cut over them
-    all->report(e.what(), true);
-    if (all->rank > 0) return kBadInput;
-    throw;
-  } catch (const std::exception& e) {
-    const std::string words = error_text(e);
-    all->report(words, true);
-    throw std::runtime_error(name + words);
-  }
-}
-
 std::string value_text(const Recipe& recipe, const RecipeKey& key) {
   return std::visit(
       [&](auto member) {
@@ -445,7 +388,7 @@ void add_train(CLI::App& app, Action& action) {
       ->default_str("the newest");
   command->add_flag("-q,--quiet", options->quiet, "Print nothing but errors");
   command->footer(key_help());
-  command->callback([&action, options] { action = [options] { return run_train(*options); }; });
+  command->callback([&action, options] { action = [options] { return as_rank([&] { return train(*options); }); }; });
 }
 
 }  // namespace cyfa::app

@@ -25,8 +25,8 @@ case $what in
     left_out=()
     python=$(realpath -ms "$CYFA_TORCH_DIR/../../../../bin/python3")
     if ! "$([[ -x $python ]] && echo "$python" || echo python3)" -c 'import pytest, transformers' 2> /dev/null; then
-      echo "== SKIPPED: python.gpu (pytest or transformers is not installed beside this torch)"
-      left_out=(-E '^python[.]gpu$')
+      echo "== SKIPPED: python.gpu and python.gpu_ranks (pytest or transformers is not installed beside this torch)"
+      left_out=(-E '^python[.]gpu')
     fi
     ctest --test-dir build-cuda -L gpu "${left_out[@]}" --output-on-failure --no-tests=error
     sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$(command -v nvcc)")/compute-sanitizer")

@@ -13,7 +13,8 @@ def main():
     """Runs the command of sys.argv[1:] and leaves with its exit status."""
     library = ctypes.CDLL(str(cyfa.library))  # runs without the interpreter's lock
     words = [os.fsencode(word) for word in (sys.executable, *sys.argv[1:])]
-    ranks = _ranks.Ranks(library) if sys.argv[1:2] == ["train"] and _ranks.started() else None
+    together = sys.argv[1:2] == ["train"] or sys.argv[1:3] == ["bench", "train"]
+    ranks = _ranks.Ranks(library) if together and _ranks.started() else None
     status = library.cyfa_program(len(words), (ctypes.c_char_p * (len(words) + 1))(*words))
     if ranks:
         ranks.leave(status)

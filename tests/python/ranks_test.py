@@ -128,6 +128,17 @@ def test_bf16_sums_are_close(keys, reference, tmp_path):
     assert largest_difference(tmp_path / "run", reference) > ROUNDING
 
 
+def test_bench_train_on_ranks(tmp_path):
+    words = ["cyfa-bytes-2m", "--B", "4", "--T", "32", "--repeats", "2", "--shard", "optimizer", "--json", tmp_path / "rows.json"]
+    command = launch(2, *words)
+    command[command.index("cyfa") + 1 : command.index("cyfa") + 2] = ["bench", "train"]
+    out = run(command)
+    (row,) = json.loads((tmp_path / "rows.json").read_text())
+    assert out.count("tokens/s") == 1 and "ranks     2: each sends" in out, out
+    # A reduce-scatter of the gradients and an all-gather of the parameters, each half of 4 bytes a parameter, and some numbers.
+    assert row["ranks"]["count"] == 2 and row["ranks"]["bytes_sent_per_step"] == pytest.approx(4 * row["parameters"], rel=0.01)
+
+
 def test_bad_starts_end_in_words(keys, tmp_path):
     assert "wanted a multiple of accumulate times ranks = 6" in run(launch(2, tmp_path / "run", *keys, "accumulate=3", "batch=9"), 1)
     program = [os.environ.get("CYFA_PROGRAM", "cyfa"), "train", tmp_path / "run", *keys]
