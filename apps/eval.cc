@@ -357,6 +357,7 @@ int run_eval(const Options& options) {
   manifest["batch_tokens"] = scoring.batch_tokens;
   manifest["threads"] = at::get_num_threads();
   manifest["machine"] = machine_name(load.device);
+  manifest["peak_memory_mb"] = static_cast<double>(peak_gpu_bytes(load.device).value_or(peak_resident_bytes())) * 1e-6;
   manifest["version"] = CYFA_VERSION;
   manifest["commit"] = commit();
   manifest["torch"] = runtime_torch();

@@ -44,6 +44,7 @@ class Eval(CliTest):
                          {("arc_easy", "left"), ("lambada_openai", "left"), ("based_squad", "left")})
         for key in ("commit", "version", "machine", "threads", "dtype", "limit"):
             self.assertIn(key, manifest)
+        self.assertGreater(manifest["peak_memory_mb"], 0)
         self.assertEqual(sorted(manifest["files"]), ["arc_easy.jsonl", "based_squad.jsonl", "lambada_openai.jsonl"])
         for key in ("model_hash", "tokenizer_hash"):
             self.assertRegex(manifest[key], "^[0-9a-f]{16}$")
