@@ -1,49 +1,18 @@
 // Tests training on a GPU in bf16: errors of the sm90 engine and of the plain model, both relative to fp32; equal runs are bitwise equal.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/cuda.h>
 
 #include "cyfa/engine/sm90/train_ops.h"
 #include "cyfa/ops/dense/cross_entropy.h"
 #include "cyfa/ops/dense/dense.h"
 #include "cyfa/ops/dense/short_conv.h"
 #include "cyfa/train/trainer.h"
-#include "tests/model/small_model.h"
+#include "tests/gpu/fused_model.h"
 
 namespace cyfa::test {
 namespace {
 
-class GpuTraining : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device, or a torch without CUDA";
-  }
-};
-
-Json fusable_config(const Json& keys) {
-  Json config = {{"model_type", "cyclic_flow_attention"},
-                 {"hidden_size", 256},
-                 {"num_hidden_layers", 2},
-                 {"num_heads", 4},
-                 {"head_dim", 64},
-                 {"num_slots", 64},
-                 {"vocab_size", 1000},
-                 {"intermediate_size", 344},
-                 {"bos_token_id", 1},
-                 {"eos_token_id", 2}};
-  config.update(keys);
-  return config;
-}
-
-CausalLM model_on_gpu(const Json& config) {
-  CausalLM m = small_model(config);
-  for (at::Tensor& p : m.parameters()) p = p.mul(p.dim() >= 2 ? 0.3 : 1.0).to(at::kCUDA).requires_grad_();
-  return m;
-}
-
-double distance(const at::Tensor& got, const at::Tensor& wanted) {
-  return ((got - wanted).to(at::kDouble).norm() / wanted.to(at::kDouble).norm().clamp_min(1e-30)).item<double>();
-}
+class GpuTraining : public OnGpu {};
 
 struct Step {
   double loss = 0;
