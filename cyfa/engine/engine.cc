@@ -53,9 +53,7 @@ LmOutput StepEngine::forward(const at::Tensor& ids, const std::optional<at::Tens
 
 bool TrainEngine::read_late(std::function<void(ParameterId)>) { return false; }
 
-void TrainEngine::cut(std::shared_ptr<const SequenceCut> cut) {
-  if (cut) throw std::invalid_argument("training: engine " + name() + " does not cut sequences over ranks; wanted engine = \"portable\"");
-}
+void TrainEngine::complete_early(std::function<void(ParameterId)>) {}
 
 std::vector<std::string> engine_names() {
   std::vector<std::string> names = {"auto"};

@@ -28,7 +28,9 @@ class GradientExchange {
 
   // The next backward is the last of the step: buckets begin as their gradients become complete.
   void begin();
-  // Begins what backward has not (gradients that an engine writes itself have no hook), and waits for all sums.
+  // A gradient that autograd does not accumulate is complete. Called in backward, once for each such parameter.
+  void completed(ParameterId id);
+  // Begins what backward has not, such as parameters without a gradient, and waits for all sums.
   void finish();
   // After finish(): the summed gradients of ranges(), in order; undefined where a parameter has none.
   std::vector<at::Tensor> gradients() const;
@@ -43,7 +45,6 @@ class GradientExchange {
   struct Bucket;
   class Hook;
 
-  void completed(ParameterId id);  // its gradient is complete
   void begin_ready(bool all);
   void begin_bucket(Bucket& bucket);
   void receive(Bucket& bucket);

@@ -107,27 +107,33 @@ class SwigluHalves : public torch::autograd::Function<SwigluHalves> {
 // x [, plus] -> normed [, x + plus].
 class AddNorm : public torch::autograd::Function<AddNorm> {
  public:
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const std::optional<at::Tensor>& plus, const Accumulated& weight,
+  struct Weight {
+    Accumulated weight;
+    std::function<void()> completed;
+  };
+
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const std::optional<at::Tensor>& plus, const Weight& w,
                                double eps) {
     const at::Tensor in = x.contiguous(), more = plus ? plus->contiguous() : at::Tensor();
-    const ops::row_kernels::Norm out = ops::row_kernels::norm_cuda(in, weight.value, eps, {}, more);
+    const ops::row_kernels::Norm out = ops::row_kernels::norm_cuda(in, w.weight.value, eps, {}, more);
     ctx->save_for_backward({plus ? out.sum : in, out.rate});
     ctx->saved_data["plus"] = plus.has_value();
     ctx->set_materialize_grads(false);
-    keep(ctx, weight);
+    keep(ctx, w);
     if (plus) return {out.y, out.sum};
     return {out.y};
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const auto weight = kept<Accumulated>(ctx);
+    const auto [weight, completed] = kept<Weight>(ctx);
     const at::Tensor past = grads.size() > 1 ? grads[1] : at::Tensor();
     at::Tensor grad_x = past;
     if (grads[0].defined()) {
       const at::Tensor rest = past.defined() ? past.contiguous() : past;
       grad_x = ops::row_kernels::norm_backward_cuda(saved[0], weight.value, {}, saved[1], grads[0].contiguous(), rest, {weight.grad, {}}).x;
     }
+    if (completed) completed();
     return {grad_x, ctx->saved_data["plus"].toBool() ? grad_x : at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -197,15 +203,43 @@ rowwise::ConvCuda conv_params(const FlowWeights& w, const at::Tensor& y, const a
   return p;
 }
 
+// The rows before each of N sequences, [N, taps - 1, width] for each convolution, if there are any before the first one.
+std::array<at::Tensor, 3> rows_before(const FlowWeights& w, const at::Tensor& before, size_t sequences) {
+  std::array<at::Tensor, 3> out;
+  for (size_t i = 0; i < 3 && before.defined(); ++i) {
+    const int64_t width = widths(w.layout)[i];
+    out[i] = at::zeros({static_cast<int64_t>(sequences), before.size(1), width}, before.options());
+    out[i].select(0, 0).copy_(before.select(0, 0).narrow(1, first_columns(w.layout)[i], width));
+  }
+  return out;
+}
+
+// The gradient of the rows before the first sequence, [1, taps - 1, layout.gate()], from those of the convolved q, k and v of that
+// sequence's `tokens`: token t reads the rows from t on, row i by tap i - t.
+at::Tensor before_gradient(const FlowWeights& w, const variable_list& grads, int64_t tokens) {
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i < 3; ++i) {
+    const at::Tensor taps = w.conv[i].value.squeeze(1).t();  // [taps, width]
+    const int64_t past = taps.size(0) - 1, reading = std::min(past, tokens);
+    const at::Tensor sum = at::zeros({past, taps.size(1)}, taps.options()), grad = as_rows(grads[i]).narrow(0, 0, reading).to(at::kFloat);
+    for (int64_t t = 0; t < reading; ++t) sum.narrow(0, t, past - t).addcmul_(taps.narrow(0, 0, past - t), grad.narrow(0, t, 1));
+    parts.push_back(sum);
+  }
+  return at::cat(parts, 1).to(at::kBFloat16).unsqueeze(0);
+}
+
 class FlowFunction : public torch::autograd::Function<FlowFunction> {
  public:
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const FlowWeights& w, const std::vector<int64_t>& offsets) {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const FlowWeights& w, const std::vector<int64_t>& offsets,
+                               const std::optional<at::Tensor>& before) {
     const c10::cuda::CUDAGuard guard(x.device());
-    const auto [y, p] = project_rows(as_rows(x), w, ops::row_kernels::conv_tasks(offsets, x.device()));
+    const at::Tensor first = before.value_or(at::Tensor());
+    const auto [y, p] =
+        project_rows(as_rows(x), w, ops::row_kernels::conv_tasks(offsets, x.device()), rows_before(w, first, offsets.size() - 1));
     variable_list out;
     for (const at::Tensor& part : {p.q, p.k, p.v, p.log_alpha, p.beta, p.delta, p.gate})
       out.push_back(part.view(shaped_as(x, part.size(1))));
-    ctx->save_for_backward({x, y});
+    ctx->save_for_backward({x, y, first});
     ctx->saved_data["offsets"] = offsets;
     keep(ctx, w);
     return out;
@@ -213,17 +247,20 @@ class FlowFunction : public torch::autograd::Function<FlowFunction> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &y = saved[1];
+    const at::Tensor &x = saved[0], &y = saved[1], &first = saved[2];
     const auto w = kept<FlowWeights>(ctx);
+    const std::vector<int64_t> offsets = ctx->saved_data["offsets"].toIntVector();
     const c10::cuda::CUDAGuard guard(x.device());
     const ProjectionLayout& at = w.layout;
     for (at::Tensor& g : grads) g = g.contiguous();
     const at::Tensor grad_y = rows_for(at, x);
     const auto single = y.options().dtype(at::kFloat);
 
-    const at::Tensor tasks = ops::row_kernels::conv_tasks(ctx->saved_data["offsets"].toIntVector(), x.device());
+    const at::Tensor tasks = ops::row_kernels::conv_tasks(offsets, x.device());
+    const std::array<at::Tensor, 3> before = rows_before(w, first, offsets.size() - 1);
     rowwise::ConvCuda conv = conv_params(w, y, tasks);
     for (size_t i = 0; i < 3; ++i) {
+      if (before[i].defined()) conv.input[i].before = before[i].const_data_ptr();
       conv.input[i].grad = grads[i].const_data_ptr();
       conv.input[i].grad_x = column(grad_y, first_columns(at)[i]);
     }
@@ -264,7 +301,8 @@ class FlowFunction : public torch::autograd::Function<FlowFunction> {
     add_product(w.projection.grad, grad_y, as_rows(x));
     const int64_t felt = w.clock_stop_gradient ? at.d() : at.columns();  // columns from which gradients flow to x
     const at::Tensor grad_x = at::mm(grad_y.narrow(1, 0, felt), w.projection.value.narrow(0, 0, felt)).view(x.sizes());
-    return {grad_x, at::Tensor(), at::Tensor()};
+    const at::Tensor grad_before = first.defined() ? before_gradient(w, grads, offsets[1] - offsets[0]) : first;
+    return {grad_x, at::Tensor(), at::Tensor(), grad_before};
   }
 };
 
@@ -316,8 +354,9 @@ at::Tensor linear(const at::Tensor& x, const Accumulated& w) { return Linear::ap
 
 at::Tensor swiglu_halves(const at::Tensor& y) { return SwigluHalves::apply(y); }
 
-AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& plus, const Accumulated& weight, double eps) {
-  const variable_list out = AddNorm::apply(x, plus.defined() ? std::optional(plus) : std::nullopt, weight, eps);
+AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& plus, const Accumulated& weight, double eps,
+                       const std::function<void()>& completed) {
+  const variable_list out = AddNorm::apply(x, plus.defined() ? std::optional(plus) : std::nullopt, AddNorm::Weight{weight, completed}, eps);
   return {plus.defined() ? out[1] : x, out[0]};
 }
 
@@ -366,7 +405,8 @@ void conv_tails(const at::Tensor& y, const FlowWeights& w, const int64_t* border
   C10_CUDA_CHECK(rowwise::conv_tails_cuda(p, stream()));
 }
 
-FlowProjections flow_projections(const at::Tensor& x, const FlowWeights& w, const std::optional<at::Tensor>& cu_seqlens) {
+FlowProjections flow_projections(const at::Tensor& x, const FlowWeights& w, const std::optional<at::Tensor>& cu_seqlens,
+                                 const at::Tensor& before) {
   constexpr const char* kOp = "flow_projections";
   ops::check::shape(kOp, "x", x, {{"B", -1}, {"T", -1}, {"D", w.projection.value.size(1)}});
   std::vector<int64_t> offsets;
@@ -376,7 +416,10 @@ FlowProjections flow_projections(const at::Tensor& x, const FlowWeights& w, cons
   } else {
     for (int64_t b = 0; b <= x.size(0); ++b) offsets.push_back(b * x.size(1));
   }
-  const variable_list out = FlowFunction::apply(x, w, offsets);
+  if (before.defined()) {
+    ops::check::shape(kOp, "before", before, {{"1", 1}, {"taps - 1", w.conv[0].value.size(2) - 1}, {"widths", w.layout.gate()}});
+  }
+  const variable_list out = FlowFunction::apply(x, w, offsets, before.defined() ? std::optional(before) : std::nullopt);
   return {out[0], out[1], out[2], out[3], out[4], out[5], out[6]};
 }
 

@@ -3,6 +3,7 @@
 // accumulate them in separate launches. Activation gradients go through autograd.
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "cyfa/engine/sm90/fused_weights.h"
@@ -15,11 +16,13 @@ at::Tensor linear(const at::Tensor& x, const Accumulated& w);
 // silu(gate) * up of y [..., 2 F] = [gate, up].
 at::Tensor swiglu_halves(const at::Tensor& y);
 
-// The residual stream x + plus and its RMSNorm; with an undefined `plus`, those of x.
+// The residual stream x + plus and its RMSNorm; with an undefined `plus`, those of x. Backward calls `completed`, if there is one, when it
+// has written the weight's gradient; all that was computed from the results has its gradients by then.
 struct AddedNorm {
   at::Tensor sum, normed;
 };
-AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& plus, const Accumulated& weight, double eps);
+AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& plus, const Accumulated& weight, double eps,
+                       const std::function<void()>& completed = {});
 
 // rms_norm(x) * sigmoid(gate), with x and gate [..., H, V]. The gate includes a bias [H * V]; the bias's gradient is added to bias_grad.
 at::Tensor gated_rms_norm(const at::Tensor& x, const Accumulated& weight, double eps, const at::Tensor& gate, const at::Tensor& bias_grad);
@@ -30,7 +33,10 @@ struct FlowProjections {
   at::Tensor log_alpha, beta, delta;  // [B, T, H], fp32: -exp(A_log) softplus(a + dt_bias), sigmoid(b + b_bias), sigmoid(d + d_bias)
   at::Tensor gate;                    // [B, T, H V]
 };
-FlowProjections flow_projections(const at::Tensor& x, const FlowWeights& w, const std::optional<at::Tensor>& cu_seqlens);
+// `before`, if defined, is the convolutions' input before the first sequence, [1, taps - 1, layout.gate()] in bf16: columns q, k and v of
+// the projection; before the other sequences there are zeros.
+FlowProjections flow_projections(const at::Tensor& x, const FlowWeights& w, const std::optional<at::Tensor>& cu_seqlens,
+                                 const at::Tensor& before = {});
 // The same without autograd, on the rows x [R, D] of all sequences: results [R, ...]. `tasks` is conv_tasks() of the sequences; `before`,
 // if defined, are the rows before each sequence in bf16, [N, taps - 1, width].
 struct FlowRows {
