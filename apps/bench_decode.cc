@@ -29,7 +29,12 @@ struct Options {
   int repeats = 0;
   int threads = 0;
   bool kernels = false;
+  std::string whole_step = "auto";
 };
+
+WholeStepUse parse_whole_step(const std::string& word) {
+  return word == "off" ? WholeStepUse::kOff : word == "timed" ? WholeStepUse::kTimed : WholeStepUse::kAuto;
+}
 
 // Sums all 8-byte words, at the speed of memory.
 uint64_t read_once(const std::vector<at::Tensor>& tensors) {
@@ -89,7 +94,8 @@ int run_decode(const Options& options) {
   const bool folder = std::filesystem::is_directory(path);
   CausalLM model = folder ? load_checkpoint(checkpoint_folder(path), {dtype, device, false}) : CausalLM(ModelConfig::read(path));
   if (!folder) model.initialise(1, dtype, device);
-  const std::shared_ptr<StepEngine> engine = prepare_steps(model, {.engine = options.engine, .record = false});
+  const std::shared_ptr<StepEngine> engine =
+      prepare_steps(model, {.engine = options.engine, .record = false, .whole_step = parse_whole_step(options.whole_step)});
   const std::string not_recorded = recording_refusal(model);
   std::vector<at::Tensor> read;  // all but the embedding, of which a step reads one row per sequence
   double bytes = 0;
@@ -208,6 +214,11 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   add_repeats(command, &options->repeats);
   command->add_flag("--kernels", options->kernels,
                     "After the timing, list the GPU kernels of one step of each batch by time; needs --device cuda");
+  command
+      ->add_option("--whole-step", options->whole_step,
+                   "One launch for a step of one sequence, where the engine has it: auto, off, or timed, which prints where the time goes")
+      ->check(CLI::IsMember({"auto", "off", "timed"}))
+      ->capture_default_str();
   add_json(command, &options->json);
   command->callback([&action, options] { action = [options] { return run_decode(*options); }; });
 }

@@ -42,9 +42,15 @@ class StepEngine {
 
   // A description of how a step with this batch size runs: "five launches a layer".
   virtual std::string path(int64_t sequences) const = 0;
-  // The fallbacks that the engine has used so far, with reasons.
+  // The fallbacks that the engine has used so far, with reasons; with WholeStepUse::kTimed also the times of the last step.
   virtual std::vector<std::string> notes() const { return {}; }
+  // Throws std::runtime_error if an earlier step failed on the device, whose state is then lost. Every step begins with this check; the
+  // last step has to be complete for its own failure to be seen.
+  virtual void check() {}
 };
+
+// Whether a step of one sequence runs as one launch where the engine has one: yes, never, or yes with clock readings for notes().
+enum class WholeStepUse { kAuto, kOff, kTimed };
 
 // Options of prepare_steps().
 struct StepOptions {
@@ -53,6 +59,7 @@ struct StepOptions {
   // On a GPU, capture the step, and the forward of a prompt of up to 4,096 tokens, in CUDA graphs and replay them, if the mixers support
   // that.
   bool record = true;
+  WholeStepUse whole_step = WholeStepUse::kAuto;
 };
 
 // All decoding engines, for a model whose parameters are set.

@@ -67,8 +67,10 @@ class RecordedStep final : public StepEngine {
     if (!refusal_.empty()) all.push_back("a step could not be recorded as a graph: " + refusal_);
     return all;
   }
+  void check() override { inner_->check(); }
 
   at::Tensor step(const at::Tensor& ids, ModelState& state) override {
+    check();
     // Invalid arguments go to the inner engine, which throws; they must not fail during capture.
     const bool right = ids.dim() == 1 && ids.size(0) == state.sequences();
     if (!refusal_.empty() || !right) return inner_->step(ids, state);

@@ -1,6 +1,6 @@
 // Decoding on Hopper. The weights are fused once, layer by layer, and the model's parameters become views of the fused matrices, so that
-// memory holds only one copy. A step takes one of three paths, depending on the batch size: small_batch.h, medium_batch.h, or matrix
-// products by cuBLAS with everything else fused. Whole sequences take that of prefill.h.
+// memory holds only one copy. A step takes one of four paths, depending on the batch size: whole_step.h, small_batch.h, medium_batch.h, or
+// matrix products by cuBLAS with everything else fused. Whole sequences take that of prefill.h.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 
@@ -10,6 +10,7 @@
 #include "cyfa/engine/sm90/recorded_prefill.h"
 #include "cyfa/engine/sm90/sm90.h"
 #include "cyfa/engine/sm90/train_ops.h"
+#include "cyfa/engine/sm90/whole_step.h"
 #include "cyfa/mixers/call.h"
 #include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
@@ -52,7 +53,7 @@ class Fuser {
 
 class Sm90Step final : public StepEngine {
  public:
-  Sm90Step(CausalLM& model, bool record) : model_(model) {
+  Sm90Step(CausalLM& model, const StepOptions& options) : model_(model) {
     const at::NoGradGuard no_grad;
     Fuser fuser(model);
     for (const CausalLM::Layer& layer : model.layers()) {
@@ -76,7 +77,8 @@ class Sm90Step final : public StepEngine {
     for (size_t i = 0; i < layers_.size(); ++i) finish(layers_[i], model.layers()[i]);
     c10::cuda::CUDACachingAllocator::emptyCache();  // frees the original matrices
     prefill_.emplace(model, weights_, layers_);
-    if (record && prefill_->fused()) recorded_.emplace(model, *prefill_);
+    if (options.whole_step != WholeStepUse::kOff) whole_.emplace(model, weights_, layers_, options.whole_step == WholeStepUse::kTimed);
+    if (options.record && prefill_->fused()) recorded_.emplace(model, *prefill_);
   }
 
   std::string name() const override { return "sm90"; }
@@ -85,10 +87,18 @@ class Sm90Step final : public StepEngine {
   std::vector<std::string> notes() const override {
     std::vector<std::string> all(notes_.begin(), notes_.end());
     if (recorded_ && !recorded_->refusal().empty()) all.push_back("a prompt could not be recorded as a graph: " + recorded_->refusal());
+    if (whole_) {
+      for (const std::string& line : whole_->timings()) all.push_back(line);
+    }
     return all;
   }
+  void check() override {
+    if (whole_) whole_->check();
+  }
+  WholeStep* whole() { return whole_ && whole_->refusal().empty() ? &*whole_ : nullptr; }
 
   std::string path(int64_t sequences) const override {
+    if (sequences == 1 && whole_ && whole_->refusal().empty()) return "one launch";
     const at::Tensor x = at::empty({sequences, model_.config().backbone.hidden_size}, at::TensorOptions(at::kBFloat16).device(at::kMeta));
     if (small_batch_refusal(x) == nullptr) return "five launches a layer";
     if (medium_batch_refusal(x) == nullptr) return "six launches a layer";
@@ -100,6 +110,10 @@ class Sm90Step final : public StepEngine {
     const at::NoGradGuard no_grad;
     model_.check_step(ids, state);
     for (const MixerState& layer : state.layers) ops::mark_written("step", layer);
+    if (state.sequences() == 1 && whole_) {
+      const char* why = whole_->refusal().empty() ? whole_->state_refusal(state) : whole_->refusal().c_str();
+      if (done("one launch", why)) return whole_->step(ids, state);
+    }
     const at::Tensor x = model_.embed(weights_, ids);
     if (small_batch_refusal(x) == nullptr) return small_step(x, state);
     if (medium_batch_refusal(x) == nullptr) return medium_step(x, state);
@@ -291,6 +305,7 @@ class Sm90Step final : public StepEngine {
   std::vector<StepLayer> layers_;
   std::optional<Prefill> prefill_;
   std::optional<RecordedPrefill> recorded_;
+  std::optional<WholeStep> whole_;  // none if the options forbid it
   std::set<std::string> notes_;
 };
 
@@ -307,7 +322,12 @@ std::string step_refusal(const CausalLM& model, std::optional<at::ScalarType> co
 }
 
 std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, const StepOptions& options) {
-  return std::make_unique<Sm90Step>(model, options.record);
+  return std::make_unique<Sm90Step>(model, options);
+}
+
+WholeStep* whole_step_of(StepEngine& engine) {
+  auto* const sm90 = dynamic_cast<Sm90Step*>(&engine);
+  return sm90 == nullptr ? nullptr : sm90->whole();
 }
 
 }  // namespace cyfa::fused

@@ -1,0 +1,429 @@
+// The mixer's part of the whole step: a block of keys, a block of values, and the warp that computes gates and clock for both
+// (eq:cyfa-absolute-recurrence, eq:cyfa-absolute-readout). Included by whole_step_sm90.cu only.
+#pragma once
+
+#include "cyfa/kernels/cyclic_flow/projection_layout.h"
+#include "cyfa/kernels/cyclic_flow/sm90/sm90_step_readout.cuh"
+#include "cyfa/kernels/whole_step/whole_step_product.cuh"
+
+namespace cyfa::whole_step {
+
+using cyclic_flow::ProjectionLayout;
+using cyclic_flow::step::dot4;
+using cyclic_flow::step::fma4;
+using cyclic_flow::step::rotated;
+using cyclic_flow::step::scaled;
+
+constexpr int kMaxPast = 3;  // taps of a convolution before the newest one
+
+__device__ __forceinline__ ProjectionLayout layout_of(const Sizes& n) { return {n.H, n.K, n.V, n.rank()}; }
+
+// One column of a short convolution; the constructor loads what does not depend on the token.
+class Convolution {
+ public:
+  // which: q, k or v. column: in [width].
+  __device__ Convolution(const Params& p, const Layer& layer, int which, int column, int width) : pasts_(p.n.taps - 1), width_(width) {
+    at_ = layer.past[which] + column;
+    const float* weight = layer.conv[which] + column * p.n.taps;
+    if (layer.conv_bias[which] != nullptr) bias_ = __ldg(layer.conv_bias[which] + column);
+#pragma unroll
+    for (int w = 0; w < kMaxPast; ++w) {
+      if (w >= pasts_) break;
+      past_[w] = __ldcg(at_ + w * width_);
+      weight_[w] = __ldg(weight + w);
+    }
+    newest_ = __ldg(weight + pasts_);
+  }
+  __device__ float of(float now) const {
+    float sum = fmaf(now, newest_, bias_);
+#pragma unroll
+    for (int w = 0; w < kMaxPast; ++w) {
+      if (w < pasts_) sum = fmaf(past_[w], weight_[w], sum);
+    }
+    return sum;
+  }
+  // Shifts the past inputs, after every block that reads them has done so.
+  __device__ void move_on(float now) const {
+#pragma unroll
+    for (int w = 1; w < kMaxPast; ++w) {
+      if (w < pasts_) at_[(w - 1) * width_] = past_[w];
+    }
+    if (pasts_ > 0) at_[(pasts_ - 1) * width_] = now;
+  }
+
+ private:
+  int pasts_, width_;
+  float* at_;
+  float past_[kMaxPast] = {}, weight_[kMaxPast] = {}, newest_, bias_ = 0.0F;
+};
+
+// The word with column `column` of y, and the column in it.
+__device__ __forceinline__ const uint64_t* word_of_y(const Block& b, int column) { return b.from(b.words.y + column / 2); }
+__device__ __forceinline__ float column_of(uint64_t word, int column) {
+  const float2 two = unpack(low(word));
+  return (column & 1) == 0 ? two.x : two.y;
+}
+
+// Sums of kCount (a power of two) numbers over a warp. Lane l receives that of number l / (32 / kCount).
+template <int kCount>
+__device__ __forceinline__ float fold(float (&x)[kCount]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int level = 0; (kCount >> level) > 1; ++level) {  // each lane of a pair keeps half of the numbers
+    const int half = kCount >> (level + 1), distance = 16 >> level;
+    const bool upper = (lane & distance) != 0;
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      if (i >= half) break;
+      const float given = __shfl_xor_sync(0xFFFFFFFFU, upper ? x[i] : x[i + half], distance);
+      x[i] = (upper ? x[i + half] : x[i]) + given;
+    }
+  }
+#pragma unroll
+  for (int distance = 16 / kCount; distance > 0; distance /= 2) x[0] += __shfl_xor_sync(0xFFFFFFFFU, x[0], distance);
+  return x[0];
+}
+
+// A block of keys: its slots of state_k are alpha S + k w^T, and their scores are S^T q. A thread has one key row. Scores follow from sums
+// over the state before the update and are sent first:
+//   score = |q| (alpha sum q S + |k| w sum q k), where |q| and |k| stand for the factors of the norms.
+template <int kShare>
+__device__ __forceinline__ void step_keys(Block& b, const Role& role) {
+  constexpr int kSlots = 8 * kShare;
+  const Params& p = b.p;
+  const Sizes& n = p.n;
+  const Layer& layer = p.layer[b.layer];
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, parity = b.layer & 1;
+  const int row = min(tid, n.K - 1), column = role.head * n.K + row, first = role.part * kSlots;
+  const bool has = tid < n.K;
+  auto* const home = reinterpret_cast<float4*>(layer.state_k + static_cast<int64_t>(column) * n.M + first);
+  float4 state[kSlots / 4];
+#pragma unroll
+  for (int i = 0; i < kSlots / 4; ++i) state[i] = __ldcg(home + i);
+  const Convolution of_q(p, layer, 0, column, n.H * n.K), of_k(p, layer, 1, column, n.H * n.K);
+  const float q_weight = layer.q_norm != nullptr ? __ldg(layer.q_norm + row) : 1.0F;
+  const float k_weight = layer.k_norm != nullptr ? __ldg(layer.k_norm + row) : 1.0F;
+  b.mark(3);
+
+  const int q_at = layout_of(n).q() + column, k_at = layout_of(n).k() + column;
+  uint64_t words[2];
+  const uint64_t* const at[2] = {word_of_y(b, q_at), word_of_y(b, k_at)};
+  b.receive(words, at, kProjections);
+  b.mark(4);
+  const float q_raw = has ? of_q.of(column_of(words[0], q_at)) : 0.0F, k_raw = has ? of_k.of(column_of(words[1], k_at)) : 0.0F;
+  const float q = q_raw * q_weight, k = k_raw * k_weight;
+  float sums[kSlots], of_both[4] = {q_raw * q_raw, k_raw * k_raw, q * k, 0.0F};
+#pragma unroll
+  for (int i = 0; i < kSlots / 4; ++i) {
+    sums[4 * i] = q * state[i].x;
+    sums[4 * i + 1] = q * state[i].y;
+    sums[4 * i + 2] = q * state[i].z;
+    sums[4 * i + 3] = q * state[i].w;
+  }
+  const float slot = fold(sums), both = fold(of_both);
+  if (lane % (32 / kSlots) == 0) b.s.slots[parity][warp][lane / (32 / kSlots)] = slot;
+  if (lane % 8 == 0) reinterpret_cast<float*>(&b.s.norms[parity][warp])[lane / 8] = both;
+  b.all_but_feeder_meet();
+
+  float4 whole = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const float4 more = b.s.norms[parity][w];
+    whole = make_float4(whole.x + more.x, whole.y + more.y, whole.z + more.z, 0.0F);
+  }
+  const auto width = static_cast<float>(n.K);
+  const float k_factor = layer.k_norm != nullptr ? rsqrtf(whole.y / width + p.qk_eps) : 1.0F, alpha = b.s.alpha[parity];
+  const float* const write = reinterpret_cast<const float*>(b.s.write[parity]) + first;
+  if (tid < kSlots) {
+    float sum = 0.0F;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += b.s.slots[parity][w][tid];
+    const float q_factor = p.scale * (layer.q_norm != nullptr ? rsqrtf(whole.x / width + p.qk_eps) : 1.0F);
+    const float score = q_factor * fmaf(alpha, sum, k_factor * write[tid] * whole.z);
+    send(b.to(b.words.scores + role.head * n.M + first + tid), b.epoch(), __float_as_uint(score));
+  }
+  b.mark(5);
+  if (!has) return;
+#pragma unroll
+  for (int i = 0; i < kSlots / 4; ++i) {
+    home[i] = fma4(k * k_factor, reinterpret_cast<const float4*>(write)[i], scaled(alpha, state[i]));
+  }
+}
+
+// Maximum over a warp. Floats compare like integers once the low 31 bits of negative numbers are inverted.
+__device__ __forceinline__ float greatest(float x) {
+  const auto turned = [](int bits) { return bits ^ (bits >> 31 & 0x7FFFFFFF); };
+  return __int_as_float(turned(__reduce_max_sync(0xFFFFFFFFU, turned(__float_as_int(x)))));
+}
+
+// A warp's rows of the readout table, warp, warp + 8, ...; four columns per lane.
+constexpr int kTableRows = kMaxSlots / kWarps;
+
+// Logits of the warp's rows, from scores in four columns per lane; lanes 2 n and 2 n + 1 receive that of row n.
+__device__ __forceinline__ float logit_of(const float4 (&table)[kTableRows], float4 scores, int slots) {
+  float sum[kTableRows];
+#pragma unroll
+  for (int i = 0; i < kTableRows; ++i) sum[i] = dot4(table[i], scores, 0.0F);
+  const float logit = fold(sum);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  return static_cast<int>(threadIdx.x) / 32 + lane / 2 * kWarps < slots - 1 ? logit : -INFINITY;
+}
+
+// A block of values: its columns of the output gate, then state_v = alpha S + w v^T, then the readout, computed by every such block for
+// itself, and the columns of the output. A thread has kShare pairs of slots in four columns.
+template <int kShare>
+__device__ __forceinline__ void step_values(Block& b, const Role& role) {
+  constexpr int kColumns = 16 * kShare, kFours = kColumns / 4, kGateTiles = kColumns / kTileRows, kPairsAtOnce = kConsumers / kFours;
+  static_assert(kShare * kPairsAtOnce == kMaxSlots / 2);
+  const Params& p = b.p;
+  const Sizes& n = p.n;
+  const Layer& layer = p.layer[b.layer];
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, parity = b.layer & 1;
+  const int column = role.head * n.V + role.part * kColumns;  // first column, in [H V]
+  const int four = tid % kFours, pair = tid / kFours;
+  const auto has_pair = [&](int i) { return pair + i * kPairsAtOnce < n.M / 2; };
+  const auto home = [&](int i, int odd) {
+    const int slot = 2 * (pair + i * kPairsAtOnce) + odd;
+    return reinterpret_cast<float4*>(layer.state_v + (static_cast<int64_t>(role.head) * n.M + slot) * n.V + role.part * kColumns) + four;
+  };
+  float4 state[kShare][2];
+#pragma unroll
+  for (int i = 0; i < kShare; ++i) {
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) state[i][odd] = has_pair(i) ? __ldcg(home(i, odd)) : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+  }
+  const int own = min(tid, kColumns - 1);  // the output column of one of the first threads
+  const float gate_bias = __bfloat162float(static_cast<const __nv_bfloat16*>(layer.gate_bias)[column + own]);
+  const float o_weight = __ldg(layer.o_norm + role.part * kColumns + own);
+
+  const int gate_stages = n.stages_of(kColumns * n.rank() * 2), gate_base = b.take(gate_stages);
+  b.mark(3);
+  if (warp * kUnitColumns < n.rank()) {
+    ulonglong2 words[1];
+    const uint64_t* const at[1] = {first_column(0) < n.rank() ? word_of_y(b, layout_of(n).gate() + first_column(0)) : nullptr};
+    b.receive(words, at, kProjections);
+    const UnitInputs x = spread(make_uint2(low(words[0].x), low(words[0].y)));
+#pragma unroll 1
+    for (int first = 0; first < kGateTiles; first += 2) {
+      float4 sums[2] = {};
+      UnitWeights w[2];
+#pragma unroll
+      for (int t = 0; t < 2; ++t) w[t] = load_unit(b, gate_base + (first + t) * kTileRows * 2 * n.rank(), n.rank(), warp);
+#pragma unroll
+      for (int quarter = 0; quarter < 4; ++quarter) {
+#pragma unroll
+        for (int t = 0; t < 2; ++t) multiply(sums[t], w[t], x, quarter / 2, quarter % 2);
+      }
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        const float sum = row_sum(sums[t]);
+        if (tile_quarter() == 0) b.s.part[b.turn][warp][kTileRows * (first + t) + tile_row()] = sum;
+      }
+    }
+  } else if (warp == kWarps - 1) {
+    const int v_column = column + min(lane, kColumns - 1), v_at = layout_of(n).v() + v_column;
+    const Convolution of_v(p, layer, 2, v_column, n.H * n.V);
+    uint64_t words[1];
+    const uint64_t* const at[1] = {word_of_y(b, v_at)};
+    b.receive(words, at, kProjections);
+    const float now = column_of(words[0], v_at);
+    if (lane < kColumns) {
+      b.s.v[parity][lane] = of_v.of(now);
+      of_v.move_on(now);  // no other block reads them
+    }
+  }
+  b.give_back(gate_stages);
+  b.all_but_feeder_meet();
+  b.mark(4);
+
+  const float alpha = b.s.alpha[parity];
+  const float4 v = reinterpret_cast<const float4*>(b.s.v[parity])[four];
+#pragma unroll
+  for (int i = 0; i < kShare; ++i) {
+    if (!has_pair(i)) continue;
+    const float2 write = b.s.write[parity][pair + i * kPairsAtOnce];
+    state[i][0] = fma4(write.x, v, scaled(alpha, state[i][0]));
+    state[i][1] = fma4(write.y, v, scaled(alpha, state[i][1]));
+    *home(i, 0) = state[i][0];
+    *home(i, 1) = state[i][1];
+  }
+  float gate = gate_bias;
+  if (tid < kColumns) {
+#pragma unroll
+    for (int w = 0; w < kMaxWidth / kUnitColumns; ++w) {
+      if (w * kUnitColumns < n.rank()) gate += b.s.part[b.turn][w][tid];
+    }
+  }
+  b.turn ^= 1;
+  const int table_stages = n.stages_of(n.M * n.M * 4), table_base = b.take(table_stages);
+  float4 table[kTableRows];
+#pragma unroll
+  for (int i = 0; i < kTableRows; ++i) {
+    const int row = warp + i * kWarps;
+    const uint4 bits = row < n.M && 4 * lane < n.M ? b.read(table_base + (row * n.M + 4 * lane) * 4) : make_uint4(0, 0, 0, 0);
+    table[i] = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w));
+  }
+  b.give_back(table_stages);
+  b.mark(5);
+
+  ulonglong2 words[2];
+  const uint64_t* const scores_at = 4 * lane < n.M ? b.from(b.words.scores + role.head * n.M + 4 * lane) : nullptr;
+  const uint64_t* const at[2] = {scores_at, scores_at == nullptr ? nullptr : scores_at + 2};
+  b.receive(words, at, kScores);
+  b.mark(6);
+  float4 scores = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+  if (4 * lane < n.M) {
+    const float2 first = rotated(make_float2(low_float(words[0].x), low_float(words[0].y)), b.s.trig[parity][2 * lane]);
+    const float2 second = rotated(make_float2(low_float(words[1].x), low_float(words[1].y)), b.s.trig[parity][2 * lane + 1]);
+    scores = make_float4(first.x, first.y, second.x, second.y);
+  }
+  const float logit = logit_of(table, scores, n.M), top = greatest(logit), power = expf(logit - top);
+  float4 mixed = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+#pragma unroll
+  for (int i = 0; i < kTableRows; ++i) mixed = fma4(__shfl_sync(0xFFFFFFFFU, power, 2 * i), table[i], mixed);
+  reinterpret_cast<float4*>(b.s.mixed[warp])[lane] = mixed;
+  float total = power;  // in pairs of lanes
+#pragma unroll
+  for (int distance = 16; distance > 1; distance /= 2) total += __shfl_xor_sync(0xFFFFFFFFU, total, distance);
+  if (lane == 0) b.s.scales[warp] = make_float2(top, total);
+  b.consumers_meet();
+
+  const float2 scale = b.s.scales[lane % kWarps];
+  const float factor = expf(scale.x - greatest(scale.x));  // each lane computes that of one warp
+  float factors[kWarps], whole = 0.0F;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    factors[w] = __shfl_sync(0xFFFFFFFFU, factor, w);
+    whole = fmaf(factors[w], __shfl_sync(0xFFFFFFFFU, scale.y, w), whole);
+  }
+  const float inverse = __fdividef(1.0F, whole);
+  float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+#pragma unroll
+  for (int i = 0; i < kShare; ++i) {
+    if (!has_pair(i)) continue;
+    const int j = pair + i * kPairsAtOnce;
+    float2 read = make_float2(0.0F, 0.0F);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float2 part = reinterpret_cast<const float2*>(b.s.mixed[w])[j];
+      read = make_float2(fmaf(factors[w], part.x, read.x), fmaf(factors[w], part.y, read.y));
+    }
+    const float2 unit = b.s.trig[parity][j];
+    read = rotated(make_float2(read.x * inverse, read.y * inverse), make_float2(unit.x, -unit.y));
+    sum = fma4(read.x, state[i][0], fma4(read.y, state[i][1], sum));
+  }
+#pragma unroll
+  for (int distance = 16; distance >= kFours; distance /= 2) {
+    sum = make_float4(sum.x + __shfl_xor_sync(0xFFFFFFFFU, sum.x, distance), sum.y + __shfl_xor_sync(0xFFFFFFFFU, sum.y, distance),
+                      sum.z + __shfl_xor_sync(0xFFFFFFFFU, sum.z, distance), sum.w + __shfl_xor_sync(0xFFFFFFFFU, sum.w, distance));
+  }
+  if (lane < kFours) reinterpret_cast<float4*>(b.s.out[warp])[lane] = sum;
+  b.consumers_meet();
+
+  if (warp == 0) {
+    float o = 0.0F;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) o += b.s.out[w][own];
+    const float squares = rowwise::warp_sum(lane < kColumns ? o * o : 0.0F);
+    const float scaled_o = o * o_weight * rowwise::sigmoid(gate), next = __shfl_down_sync(0xFFFFFFFFU, scaled_o, 1);
+    if (lane < kColumns && lane % 2 == 0) send(b.to(b.words.o + (column + lane) / 2), b.epoch(), pack(scaled_o, next));
+    if (lane == 0) send(b.to(b.words.squares + role.head * n.value_parts() + role.part), b.epoch(), __float_as_uint(squares));
+  }
+  b.mark(7);
+}
+
+__device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
+// Prefetches into the L2 cache what a block reads of a layer besides its weights. All lanes of one warp.
+__device__ __forceinline__ void prefetch_layer(const Params& p, const Layer& layer, const Role& role) {
+  const Sizes& n = p.n;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  constexpr int kLine = 32;  // floats
+  const auto all = [&](const float* from, int count) {
+#pragma unroll 1
+    for (int i = kLine * lane; from != nullptr && i < count; i += 32 * kLine) prefetch(from + i);
+  };
+  if (blockIdx.x + 1 == gridDim.x) {
+    all(layer.mixer_norm, n.D);
+    all(layer.mlp_norm, n.D);
+    all(layer.o_norm, n.V);
+    all(layer.q_norm, n.K);
+    all(layer.k_norm, n.K);
+    all(layer.dt_bias, n.H);
+    all(layer.A_log, n.H);
+    all(layer.b_bias, n.H);
+    all(layer.d_bias, n.H);
+  }
+  const auto of_convolution = [&](int which, int first, int count, int width) {
+    all(layer.conv[which] + first * n.taps, count * n.taps);
+    if (layer.conv_bias[which] != nullptr) all(layer.conv_bias[which] + first, count);
+#pragma unroll 1
+    for (int w = 0; w + 1 < n.taps; ++w) all(layer.past[which] + w * width + first, count);
+  };
+  if (role.kind == RoleKind::kKeys) {
+#pragma unroll 1
+    for (int row = lane; row < n.K; row += 32) {
+      prefetch(layer.state_k + (static_cast<int64_t>(role.head) * n.K + row) * n.M + role.part * n.key_slots());
+    }
+    if (role.part < 2) of_convolution(role.part, role.head * n.K, n.K, n.H * n.K);
+  } else if (role.kind == RoleKind::kValues) {
+#pragma unroll 1
+    for (int slot = lane; slot < n.M; slot += 32) {
+      prefetch(layer.state_v + (static_cast<int64_t>(role.head) * n.M + slot) * n.V + role.part * n.value_columns());
+    }
+    of_convolution(2, role.head * n.V + role.part * n.value_columns(), n.value_columns(), n.H * n.V);
+    if (lane == 0) prefetch(static_cast<const __nv_bfloat16*>(layer.gate_bias) + role.head * n.V + role.part * n.value_columns());
+  }
+}
+
+// The helper's part of a layer: gates, clock and write vector before the others need them; when all blocks have read clock and past inputs
+// of q and k, their update.
+__device__ __forceinline__ void help(Block& b, const Role& role) {
+  const Params& p = b.p;
+  const Sizes& n = p.n;
+  const Layer& layer = p.layer[b.layer];
+  const int lane = static_cast<int>(threadIdx.x) % 32, parity = b.layer & 1;
+  if (b.layer + 1 < n.layers) prefetch_layer(p, p.layer[b.layer + 1], role);
+  if (role.kind == RoleKind::kNone) return;
+  const ProjectionLayout layout = layout_of(n);
+  const double before = __ldcg(layer.clock + role.head);
+  const float dt_bias = __ldg(layer.dt_bias + role.head), A_log = __ldg(layer.A_log + role.head);
+  const float b_bias = __ldg(layer.b_bias + role.head), d_bias = __ldg(layer.d_bias + role.head);
+  const float rate = expf(A_log);
+  const int columns[3] = {layout.a() + role.head, layout.b() + role.head, layout.d() + role.head};
+  uint64_t words[3];
+  const uint64_t* const at[3] = {word_of_y(b, columns[0]), word_of_y(b, columns[1]), word_of_y(b, columns[2])};
+  b.receive(words, at, kClock);
+  const float delta = rowwise::exact_sigmoid(column_of(words[2], columns[2]) + d_bias);
+  const float beta = rowwise::exact_sigmoid(column_of(words[1], columns[1]) + b_bias);
+  const double clock = before + static_cast<double>(delta);
+  // In double, the clock is reduced modulo m and j clock / m to at most half a turn, so that a large clock loses no accuracy.
+  const double m = n.M - 1, of_one = 1.0 / m, phase = (clock - m * floor(clock * of_one)) * of_one;
+#pragma unroll 1
+  for (int i = 0; i < kMaxSlots / 2 / 32; ++i) {
+    const int j = lane + 32 * i;
+    const double turns = j * phase;
+    float2 unit;
+    sincospif(2.0F * static_cast<float>(turns - rint(turns)), &unit.y, &unit.x);
+    const float amplitude = beta * (rsqrtf(static_cast<float>(n.M - 1)) * (j == 0 ? 1.0F : 1.41421356F));
+    b.s.trig[parity][j] = unit;
+    b.s.write[parity][j] = make_float2(amplitude * unit.x, j == 0 ? 0.0F : -amplitude * unit.y);
+  }
+  if (lane == 0) b.s.alpha[parity] = expf(-rate * rowwise::softplus(column_of(words[0], columns[0]) + dt_bias));
+  b.all_but_feeder_meet();
+  if (role.kind != RoleKind::kKeys) return;
+
+  // A word of the SwiGLU's input exists when some block has all outputs, that is, when all blocks of keys and values are done.
+  uint64_t done[1];
+  const uint64_t* const end[1] = {b.from(b.words.between)};
+  b.receive(done, end, kBetween);
+  const int each = n.K / n.key_parts(), first = role.head * n.K + role.part * each;
+#pragma unroll 1
+  for (int i = lane; i < 2 * each; i += 32) {
+    const int which = i / each, column = first + i % each, place = (which == 0 ? layout.q() : layout.k()) + column;
+    Convolution(p, layer, which, column, n.H * n.K).move_on(column_of(load_word(word_of_y(b, place)), place));
+  }
+  if (role.part == 0 && lane == 0) layer.clock[role.head] = clock;
+}
+
+}  // namespace cyfa::whole_step
