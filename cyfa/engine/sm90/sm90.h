@@ -19,6 +19,6 @@ std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, const StepOptions& op
 WholeStep* whole_step_of(StepEngine& engine);
 
 std::string train_refusal(const CausalLM& model, std::optional<at::ScalarType> compute);
-std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, std::optional<at::ScalarType> compute, bool recompute);
+std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, const TrainOptions& options);
 
 }  // namespace cyfa::fused
