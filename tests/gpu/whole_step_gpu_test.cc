@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
+#include <chrono>
+#include <iostream>
+
 #include "cyfa/engine/recorded.h"
 #include "cyfa/engine/sm90/sm90.h"
 #include "cyfa/engine/sm90/whole_step.h"
@@ -202,14 +205,31 @@ TEST_F(GpuWholeStep, AStepThatCannotFinishEndsAndSaysWhere) {
   EXPECT_TRUE(same_bits(engine->step(id, again).to(at::kCPU), want)) << "after the failure";
 }
 
-// Not a test of anything but that it prints: where the time of a step of the 400M model goes.
+// The 400M model: where the time of a step goes, and how long recorded steps take in one launch and in five a layer.
 TEST_F(GpuWholeStep, PrintsItsTimes) {
   CausalLM model = model_of("cyfa-400m.json", Json::object());
-  const auto engine = engine_of(model, WholeStepUse::kTimed);
-  ModelState state = model.initial_state(1);
-  for (int64_t t = 0; t < 5; ++t) engine->step(next_id(model), state);
-  for (const std::string& line : engine->notes()) std::cout << line << '\n';
-  engine->check();
+  {
+    const auto engine = engine_of(model, WholeStepUse::kTimed);
+    ModelState state = model.initial_state(1);
+    for (int64_t t = 0; t < 5; ++t) engine->step(next_id(model), state);
+    for (const std::string& line : engine->notes()) std::cout << line << '\n';
+    engine->check();
+  }
+  for (const WholeStepUse use : {WholeStepUse::kAuto, WholeStepUse::kOff}) {
+    const std::shared_ptr<StepEngine> engine = engine_of(model, use);
+    const auto recorded = record_steps(engine);
+    ModelState state = model.initial_state(1);
+    const at::Tensor id = next_id(model).to(at::kCUDA);
+    constexpr int kSteps = 500;
+    for (int t = 0; t < 20; ++t) recorded->step(id, state);
+    torch::cuda::synchronize();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int t = 0; t < kSteps; ++t) recorded->step(id, state);
+    torch::cuda::synchronize();
+    const std::chrono::duration<double, std::micro> passed = std::chrono::steady_clock::now() - begin;
+    std::cout << engine->path(1) << ": " << passed.count() / kSteps << " us per step\n";
+    recorded->check();
+  }
 }
 
 }  // namespace
