@@ -216,7 +216,7 @@ void add_bench_decode(CLI::App& bench, Action& action) {
                     "After the timing, list the GPU kernels of one step of each batch by time; needs --device cuda");
   command
       ->add_option("--whole-step", options->whole_step,
-                   "One launch for a step of one sequence, where the engine has it: auto, off, or timed, which prints where the time goes")
+                   "A step of one sequence in one launch, where the engine has that; timed also prints where its time goes")
       ->check(CLI::IsMember({"auto", "off", "timed"}))
       ->capture_default_str();
   add_json(command, &options->json);

@@ -417,10 +417,10 @@ __device__ __forceinline__ void help(Block& b, const Role& role) {
   uint64_t done[1];
   const uint64_t* const end[1] = {b.from(b.words.between)};
   b.receive(done, end, kBetween);
-  const int each = n.K / n.key_parts(), first = role.head * n.K + role.part * each;
+  const int begin = n.K * role.part / n.key_parts(), count = n.K * (role.part + 1) / n.key_parts() - begin;
 #pragma unroll 1
-  for (int i = lane; i < 2 * each; i += 32) {
-    const int which = i / each, column = first + i % each, place = (which == 0 ? layout.q() : layout.k()) + column;
+  for (int i = lane; i < 2 * count; i += 32) {
+    const int which = i / count, column = role.head * n.K + begin + i % count, place = (which == 0 ? layout.q() : layout.k()) + column;
     Convolution(p, layer, which, column, n.H * n.K).move_on(column_of(load_word(word_of_y(b, place)), place));
   }
   if (role.part == 0 && lane == 0) layer.clock[role.head] = clock;

@@ -246,7 +246,7 @@ const char* whole_step_refusal(Sizes* n) {
   if (shared < kMaxSharedBytes) return "the device has less than 227 KB of shared memory";
   const auto fits = [&](int share) {
     n->share = share;
-    return n->roles() <= n->blocks && n->K % n->key_parts() == 0 && kernel_for(*n) != nullptr;
+    return n->roles() <= n->blocks && kernel_for(*n) != nullptr;
   };
   if (!fits(1) && !fits(2)) return "rows are wider than 2,048, hidden units more than 6,144, or heads too many for the multiprocessors";
   const int most = std::max({2 * kTileRows * n->F, 2 * kTileRows * n->H * n->V, 4 * n->M * n->M});
