@@ -7,6 +7,8 @@
 #include <map>
 #include <utility>
 
+#include "cyfa/io/hash.h"
+
 namespace cyfa {
 
 struct GradientExchange::Bucket {
@@ -277,6 +279,21 @@ std::vector<at::Tensor> GradientExchange::gather(const std::vector<at::Tensor>& 
     for (const Bucket::Member& m : bucket->members) all[m.id] = placed(bucket->sums, m.offset, all[m.id]);
   }
   return all;
+}
+
+uint64_t hash_of_sums(const std::vector<at::Tensor>& tensors) {
+  constexpr int64_t kBlock = 4096;
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> sums;
+  for (const at::Tensor& x : tensors) {
+    const at::ScalarType integer = x.element_size() == 2 ? at::kShort : x.element_size() == 4 ? at::kInt : at::kLong;
+    const at::Tensor bits = x.detach().reshape({-1}).view(integer);
+    const int64_t blocks = bits.numel() / kBlock;
+    sums.push_back(bits.narrow(0, 0, blocks * kBlock).view({blocks, kBlock}).sum(at::IntArrayRef{1}, false, at::kLong));
+    sums.push_back(bits.narrow(0, blocks * kBlock, bits.numel() - blocks * kBlock).sum(at::kLong).reshape({1}));
+  }
+  const at::Tensor all = at::cat(sums).to(at::kCPU);
+  return io::hash64({static_cast<const std::byte*>(all.const_data_ptr()), all.nbytes()});
 }
 
 }  // namespace cyfa

@@ -73,4 +73,8 @@ class GradientExchange {
   bool armed_ = false;
 };
 
+// A hash of tensors by which ranks compare what should be equal to the bit, such as their parameters. It is computed where the tensors lie,
+// from the sums of 4,096 elements' bits at a time, so that only these sums leave a GPU. It cannot tell orders inside such a block.
+uint64_t hash_of_sums(const std::vector<at::Tensor>& tensors);
+
 }  // namespace cyfa

@@ -18,8 +18,8 @@ PYTHON_FOLDER = str(pathlib.Path(__file__).resolve().parents[2] / "python")
 ROUNDING = 1e-6  # relative L2 norm of a parameter's change: ranks add the gradients in another order
 # A cut sequence has other chunks, and states in fp32 between the ranks. tests/train/ranks_test.cc holds it to 1e-9 in fp64.
 ROUNDING_OF_CUTS = 1e-5
-# Gradients are products in bf16, rounded on each rank.
-ROUNDING_OF_BF16 = 1 / 256
+# Gradients are products in bf16, rounded on each rank; the small biases of gates, which begin at zero, are no more exact than that.
+ROUNDING_OF_BF16 = 1 / 64
 STEPS = 6
 
 
@@ -116,9 +116,11 @@ def test_ranks_train_as_one_process_and_resume_on_other_numbers(keys, reference,
 
 
 def test_masters_in_fp32_are_divided_over_ranks_that_compute_in_bf16(keys, tmp_path):
-    words = [*keys, "accumulate=2", "dtype=bf16"]
-    one, two, four = (tmp_path / name for name in ("one", "two", "four"))
+    # An eps above most gradients: AdamW then enlarges no rounding.
+    words = [*keys, "accumulate=2", "dtype=bf16", "eps=1e-2", "rate=1e-2", "clip=0"]
+    one, whole, two, four = (tmp_path / name for name in ("one", "whole", "two", "four"))
     alone("train", one, *words)
+    run(launch(2, whole, *words))
     run(launch(2, two, *words, "shard=optimizer"))
     run(launch(4, four, *words, "shard=optimizer"))
     for folder in (two, four):
@@ -128,6 +130,7 @@ def test_masters_in_fp32_are_divided_over_ranks_that_compute_in_bf16(keys, tmp_p
                 assert row[figure] == pytest.approx(wanted[figure], rel=1e-2), (row["step"], figure)
         assert all(p.dtype == torch.float32 for p in weights(folder).values())  # a checkpoint is exact
         assert not all(torch.equal(p, p.bfloat16().float()) for p in weights(folder).values())
+    assert equal(two, whole)  # two gradients have one sum, and the same update in whole or in parts
     parameters = sum(p.numel() for p in weights(two).values())
     sent = rows(two)[0]["ranks"]["bytes_sent_per_step"]  # (N - 1) / N of the gradients in fp32, and of parameters that are mostly bf16
     assert 3 * parameters <= sent < 3.3 * parameters + 2000
@@ -148,7 +151,7 @@ def test_masters_in_fp32_are_divided_over_ranks_that_compute_in_bf16(keys, tmp_p
 
 
 def test_sequences_cut_over_ranks_train_as_whole_ones(keys, tmp_path):
-    # An eps above most gradients: AdamW then enlarges no rounding. Four ranks read two batches, each cut in two inside a row.
+    # An eps as above. Four ranks read two batches, each cut in two inside a row.
     words = [*keys, "steps=3", "batch=6", "context=101", "eps=1e-2", "rate=1e-2"]
     alone("train", tmp_path / "whole", *words)
     run(launch(4, tmp_path / "cut", *words, "context_ranks=2", "recompute=true"))

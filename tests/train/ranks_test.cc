@@ -565,6 +565,32 @@ TEST(ShardedMasters, GoOnFromAnyCheckpointAndGiveOneToAny) {
   }
 }
 
+// By which ranks on GPUs compare their parameters.
+TEST(HashOfSums, SeesEveryBitAndTheOrderOfBlocks) {
+  at::manual_seed(4);
+  const std::vector<at::Tensor> tensors = {at::randn({3, 5000}), at::randn({7}).to(at::kBFloat16), at::randn({2, 4096}).to(at::kBFloat16),
+                                           at::randn({9}, at::kDouble)};
+  const uint64_t hash = hash_of_sums(tensors);
+  const auto copies = [&] {
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& x : tensors) all.push_back(x.clone());
+    return all;
+  };
+  EXPECT_EQ(hash_of_sums(copies()), hash);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    for (const int64_t element : {int64_t{0}, tensors[i].numel() / 2, tensors[i].numel() - 1}) {
+      std::vector<at::Tensor> changed = copies();
+      static_cast<std::byte*>(changed[i].mutable_data_ptr())[element * changed[i].element_size()] ^= std::byte{1};
+      EXPECT_NE(hash_of_sums(changed), hash) << i << " " << element;
+    }
+  }
+  std::vector<at::Tensor> turned = copies();
+  turned[2] = turned[2].flip(0);
+  EXPECT_NE(hash_of_sums(turned), hash);
+  std::swap(turned[1], turned[3]);
+  EXPECT_NE(hash_of_sums(turned), hash);
+}
+
 TEST(ShardedMasters, SendTwoBytesForAMatrixElement) {
   std::map<std::string, double> sent;
   for (const char* dtype : {"fp32", "bf16"}) {
