@@ -77,7 +77,8 @@ class TrainEngine {
 
   virtual std::string name() const = 0;
   // Reads the parameters' current values, which the losses use until the next call. The backward of those losses accumulates gradients into
-  // the parameters' grad(). Gradients of weights that the engine fuses start at zero; the caller resets all others before. `noise` seeds
+  // the parameters' grad(): in fp32, or in the parameter's own type where autograd computes them, so that the caller must add those of a
+  // bf16 parameter up itself. Gradients of weights that the engine fuses start at zero; the caller resets all others before. `noise` seeds
   // the random numbers that mixers draw in training, other ones in each loss; without it they draw none.
   virtual void begin_step(std::optional<uint64_t> noise) = 0;
   // From now on parameters may still be on their way from other ranks when a step begins: the engine calls arrive(id) before it first reads
@@ -109,7 +110,8 @@ struct TrainOptions {
 
 // All training engines, for a model whose parameters are set.
 std::vector<EngineOffer> train_engines(const CausalLM& model, std::optional<at::ScalarType> compute = std::nullopt);
-// Creates a training engine. The model must outlive it, and its parameters must remain the same tensors. Throws as prepare_steps().
+// Creates a training engine. The model must outlive it, and its parameters must remain the same tensors; those in bf16 may move to the
+// engine's memory. Throws as prepare_steps().
 std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, const TrainOptions& options = {});
 
 // "auto" and the names of all engines, for help texts and option checks.

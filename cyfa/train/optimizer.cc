@@ -101,21 +101,34 @@ double learning_rate(const Recipe& r, int64_t step) {
   return r.rate * (r.final_rate + (1 - r.final_rate) * 0.5 * (1 + std::cos(std::numbers::pi * done)));
 }
 
-Optimizer::Optimizer(CausalLM& model, const Recipe& r) : Optimizer(model, r, whole_parameters(model)) {}
+Optimizer::Optimizer(CausalLM& model, const Recipe& r) : Optimizer(model, r, whole_parameters(model), model.parameters()) {}
 
-Optimizer::Optimizer(CausalLM& model, const Recipe& r, const std::vector<ParameterRange>& ranges)
+Optimizer::Optimizer(CausalLM& model, const Recipe& r, const std::vector<ParameterRange>& ranges, const std::vector<at::Tensor>& exact)
     : model_(model), beta1_(r.beta1), beta2_(r.beta2), eps_(r.eps), weight_decay_(r.weight_decay) {
+  const at::NoGradGuard no_grad;
   for (const ParameterRange& range : ranges) {
-    Slot slot = {range, range.length == model.parameters()[range.id].numel(), {}, {}};
-    slot.first = at::zeros_like(parameter(slot), at::MemoryFormat::Contiguous);
+    Slot slot = {range, range.length == model.parameters()[range.id].numel(), {}, {}, {}};
+    const at::Tensor& values = exact.at(range.id);
+    if (values.scalar_type() != model.parameters()[range.id].scalar_type()) slot.master = range_of(slot, values).clone();
+    slot.first = at::zeros_like(value(slot), at::MemoryFormat::Contiguous);
     slot.second = at::zeros_like(slot.first);
     slots_.push_back(std::move(slot));
   }
 }
 
-at::Tensor Optimizer::parameter(const Slot& slot) const {
-  const at::Tensor p = model_.parameters()[slot.range.id].detach();
+at::Tensor Optimizer::range_of(const Slot& slot, const at::Tensor& parameter) const {
+  const at::Tensor p = parameter.detach();
   return slot.whole ? p : p.view({-1}).narrow(0, slot.range.begin, slot.range.length);
+}
+
+at::Tensor Optimizer::value(const Slot& slot) const {
+  return slot.master.defined() ? slot.master : range_of(slot, model_.parameters()[slot.range.id]);
+}
+
+std::vector<at::Tensor> Optimizer::values() const {
+  std::vector<at::Tensor> all;
+  for (const Slot& slot : slots_) all.push_back(value(slot));
+  return all;
 }
 
 std::string Optimizer::name(const Slot& slot) const {
@@ -151,8 +164,8 @@ void Optimizer::step(const std::vector<at::Tensor>& gradients, double rate, doub
     for (size_t i = 0; i < slots_.size(); ++i) {
       const Slot& slot = slots_[i];
       if (model_.table().specs()[slot.range.id].weight_decay != decays || !gradients.at(i).defined()) continue;
-      parameters.push_back(parameter(slot));
-      grads.push_back(gradients[i]);
+      parameters.push_back(value(slot));
+      grads.push_back(gradients[i].view(parameters.back().sizes()));  // on a GPU the fused update wants equal shapes
       first.push_back(slot.first);
       second.push_back(slot.second);
     }
@@ -161,6 +174,13 @@ void Optimizer::step(const std::vector<at::Tensor>& gradients, double rate, doub
     at::_fused_adamw_(parameters, grads, first, second, {}, counts, rate, beta1_, beta2_, decays ? weight_decay_ : 0.0, eps_, false, false,
                       scale, refused);
   }
+  std::vector<at::Tensor> rounded, masters;
+  for (const Slot& slot : slots_) {
+    if (!slot.master.defined()) continue;
+    rounded.push_back(range_of(slot, model_.parameters()[slot.range.id]));
+    masters.push_back(slot.master);
+  }
+  if (!masters.empty()) at::_foreach_copy_(rounded, masters);
   for (at::Tensor& p : model_.parameters()) p.mutable_grad().reset();
 }
 

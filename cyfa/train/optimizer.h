@@ -28,8 +28,10 @@ class Optimizer {
  public:
   // Updates the model's parameters in place; keeps a reference to the model. The parameter table says which have weight decay.
   Optimizer(CausalLM& model, const Recipe& recipe);
-  // Updates these ranges alone and keeps the moments of these alone: a rank's part. A parameter has at most one range.
-  Optimizer(CausalLM& model, const Recipe& recipe, const std::vector<ParameterRange>& ranges);
+  // Updates these ranges alone and keeps the moments of these alone: a rank's part. A parameter has at most one range. `exact` has the
+  // values to begin with, by ParameterId. Where they have another type than the model's parameter, fp32 for bf16, the optimizer keeps those
+  // of its ranges itself, as masters, and each step rounds the updated masters to the parameter.
+  Optimizer(CausalLM& model, const Recipe& recipe, const std::vector<ParameterRange>& ranges, const std::vector<at::Tensor>& exact);
 
   // The gradients of all parameters, one per range when the ranges are whole parameters.
   std::vector<at::Tensor> gradients() const;
@@ -39,6 +41,9 @@ class Optimizer {
   // global norm of at most `clip` (0 for no clipping), where `norm` is their norm. Ranges without a gradient are not updated. If `norm` or
   // `loss` is not finite, no parameter is updated. Both are fp64 scalars on the parameters' device. Does not synchronize with the device.
   void step(const std::vector<at::Tensor>& gradients, double rate, double clip, const at::Tensor& norm, const at::Tensor& loss);
+
+  // The exact values of the ranges, in order: masters, or views of the parameters.
+  std::vector<at::Tensor> values() const;
 
   // The moments and the step count as optimizer.safetensors of a checkpoint's folder; on several ranks the file of rank `rank`: the moments
   // of its ranges, or its equal part of all moments.
@@ -51,9 +56,11 @@ class Optimizer {
   struct Slot {
     ParameterRange range;
     bool whole;                // the range is the whole parameter
-    at::Tensor first, second;  // moments, fp32, of the parameter's shape if it is whole
+    at::Tensor master;         // the exact values, if the parameter has rounded ones
+    at::Tensor first, second;  // moments, of the exact values' type. All three have the parameter's shape if the range is whole
   };
-  at::Tensor parameter(const Slot& slot) const;
+  at::Tensor range_of(const Slot& slot, const at::Tensor& parameter) const;
+  at::Tensor value(const Slot& slot) const;  // the master, or the range of the model's parameter
   std::string name(const Slot& slot) const;  // "model.norm.weight", or "model.norm.weight[16:32]"
 
   CausalLM& model_;

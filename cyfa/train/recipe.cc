@@ -161,7 +161,7 @@ const std::vector<RecipeKey>& recipe_keys() {
        "keep no outputs of the MLP's gate and up projections: one more matrix product in backward; with the sm90 engine"},
       {"threads", &Recipe::threads, "CPU threads; 0 for one per core"},
       {"shard", &Recipe::shard,
-       "on several ranks: none, or optimizer (each rank keeps and updates a part of the optimizer's state, ZeRO-1)"},
+       "on several ranks: none, or optimizer (ZeRO-1: each rank keeps moments, and with bf16 also fp32 masters, of a part and updates it)"},
       {"reduce", &Recipe::reduce, "on several ranks: type in which gradients are summed, fp32 or bf16"},
       {"context_ranks", &Recipe::context_ranks,
        "on several ranks: cut the sequences of each batch over so many ranks (context parallel), for contexts that one device cannot hold"},

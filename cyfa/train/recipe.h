@@ -41,7 +41,7 @@ struct Recipe {
   bool recompute_mlp = false;   // compute the MLP's gate and up projections again in backward
   int64_t threads = 0;          // 0 for one per core
   // Several ranks
-  std::string shard = "none";   // none, or optimizer: each rank keeps and updates a part of the optimizer's state
+  std::string shard = "none";   // none, or optimizer: each rank keeps moments and fp32 masters of a part
   std::string reduce = "fp32";  // type in which gradients are summed over the ranks: fp32 or bf16
   int64_t context_ranks = 1;    // ranks over which each batch's sequences are cut (context parallel)
   double bucket_mb = 25;        // gradients are summed over the ranks in pieces of about this size

@@ -61,10 +61,24 @@ class Stretch {
 
 int64_t counted_targets(const TrainBatch& batch) { return batch.targets.ne(ops::kIgnore).sum().item<int64_t>(); }
 
+// Rounds the parameters that a sharded optimizer keeps exact to the type in which the model computes with them. Returns all exact values.
+std::vector<at::Tensor> round_parameters(CausalLM& model, const Recipe& recipe, const Group& group) {
+  std::vector<at::Tensor> exact = model.parameters();
+  if (group.alone() || recipe.shard != "optimizer" || recipe.dtype != "bf16") return exact;
+  for (ParameterId id = 0; id < exact.size(); ++id) {
+    if (model.table().specs()[id].role == Role::kMatrix) model.parameters()[id] = exact[id].detach().to(at::kBFloat16);
+  }
+  return exact;
+}
+
 }  // namespace
 
 Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder, const Group& group,
                  const Group& context)
+    : Trainer(model, recipe, std::move(train), std::move(validation), folder, group, context, round_parameters(model, recipe, group)) {}
+
+Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder, const Group& group,
+                 const Group& context, std::vector<at::Tensor> exact)
     : model_(model),
       recipe_(recipe),
       train_(std::move(train)),
@@ -74,7 +88,8 @@ Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, Batch
       context_(context),
       exchange_(model, group, recipe.shard == "optimizer", recipe.reduce == "bf16" ? at::kBFloat16 : at::kFloat,
                 static_cast<int64_t>(recipe.bucket_mb * (1 << 20))),
-      optimizer_(model, recipe, exchange_.ranges()) {
+      optimizer_(model, recipe, exchange_.ranges(), exact) {
+  exact.clear();  // only the masters are needed from here on, and the engine needs memory
   recipe.check();
   for (at::Tensor& p : model_.parameters()) p.requires_grad_();
   if (!context_.alone()) check_context();
@@ -191,6 +206,7 @@ double Trainer::one_step(double* norm) {
   std::vector<TrainBatch> parts;
   for (int64_t part = 0; part < recipe_.accumulate; ++part) parts.push_back(own_stretch(train_(step_ * recipe_.accumulate + part)));
   const std::vector<double> divisor = divisors(parts);
+  exchange_.begin_step();
   if (!reads_late_) exchange_.receive_parameters();
   Stretch computing(group_.alone() ? at::Device(at::kCPU) : model_.device());
   const uint64_t noise = mixed_seed(recipe_.seed, static_cast<uint64_t>(step_));
@@ -278,12 +294,19 @@ double Trainer::evaluate() const {
   return (all[0] / all[1].clamp_min(1)).mean().item<double>();
 }
 
+CausalLM Trainer::exact_model() {
+  CausalLM exact = model_;
+  exact.parameters() = exchange_.gather(optimizer_.values());
+  return exact;
+}
+
 void Trainer::begin_save(double loss, std::optional<double> eval_loss, double seconds) {
   if (folder_ == nullptr) return;
   finish_save();
   exchange_.receive_parameters();
   if (!group_.alone()) {
-    check_agreement(group_, {{"the hash of the parameters after step " + std::to_string(step_), std::to_string(fingerprint(model_))}});
+    const uint64_t hash = model_.device().is_cpu() ? fingerprint(model_) : hash_of_sums(model_.parameters());
+    check_agreement(group_, {{"the hash of the parameters after step " + std::to_string(step_), std::to_string(hash)}});
   }
   StepRecord record;
   record.step = step_;
@@ -292,7 +315,7 @@ void Trainer::begin_save(double loss, std::optional<double> eval_loss, double se
   record.loss = loss;
   record.eval_loss = eval_loss;
   record.watch = watch_.json();
-  folder_->begin_save(model_, optimizer_, std::move(record), recipe_);
+  folder_->begin_save(exact_model(), optimizer_, std::move(record), recipe_);
   if (!recipe_.save_in_background) finish_save();
 }
 

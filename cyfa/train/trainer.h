@@ -36,7 +36,9 @@ class TrainingError : public std::runtime_error {
 class Trainer {
  public:
   // `train` returns micro-batches of recipe.batch / recipe.accumulate sequences, on several ranks this rank's equal part of them; so does
-  // `validation`. The model's parameters, which begin equal on all ranks, are trained in place. If `folder` is null, nothing is written.
+  // `validation`. The model's parameters, which begin equal on all ranks, are trained in place. With a sharded optimizer on several ranks,
+  // a model that computes in bf16 gets its matrices in bf16: their exact values, in fp32, are then the optimizers' masters and those of the
+  // checkpoints. If `folder` is null, nothing is written.
   // The ranks of `context`, a part of `group`, get the same micro-batches, and each trains on a stretch of their tokens. Throws
   // std::invalid_argument if the model cannot be cut so.
   Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder, const Group& group = {},
@@ -76,6 +78,8 @@ class Trainer {
     double longest = 0, mean = 0;  // of the ranks' seconds of computing since then
   };
 
+  Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, BatchSource validation, RunFolder* folder, const Group& group,
+          const Group& context, std::vector<at::Tensor> exact);
   int64_t run_steps();
   double rate() const;            // of the next step
   double one_step(double* norm);  // returns the loss; sets *norm to the gradient norm
@@ -87,6 +91,7 @@ class Trainer {
   AfterStep agree(bool stop, bool save) const;
   // Throws TrainingError. `together`: all ranks do so.
   [[noreturn]] void fail(const std::string& what, bool together = true);
+  CausalLM exact_model();  // the model with exact values: a collective call; valid until the next step
   void begin_save(double loss, std::optional<double> eval_loss, double seconds);
   void finish_save();  // nothing if no checkpoint is being written
   void watch(double loss, double norm);

@@ -238,6 +238,39 @@ TEST_P(EngineContract, TrainingIsThePlainModels) {
   }
 }
 
+// On several ranks the matrices of a model may be bf16 (cyfa/train): a step is that of the same values in fp32, to the bit.
+TEST_P(EngineContract, MatricesInBf16TrainAsTheirValuesInFp32) {
+  CausalLM wide = on_device(GetParam().config, at::kFloat), narrow = wide;
+  for (size_t id = 0; id < wide.parameters().size(); ++id) {
+    at::Tensor &p = wide.parameters()[id], &q = narrow.parameters()[id];
+    q = wide.table().specs()[id].role == Role::kMatrix ? p.to(at::kBFloat16) : p.clone();
+    p = q.to(at::kFloat, false, true).requires_grad_();
+    q.requires_grad_();
+  }
+  const at::Tensor ids = random_ids(wide, {2, 41}).to(test_device());
+  const auto step = [&](CausalLM& m, const std::string& name) {
+    const auto engine = prepare_training(m, {at::kBFloat16, name, false});
+    engine->begin_step(std::nullopt);
+    const at::Tensor loss = engine->loss(ids.narrow(1, 0, 40), ids.narrow(1, 1, 40), std::nullopt);
+    loss.backward();
+    return loss.item<double>();
+  };
+  EXPECT_EQ(serving(train_engines(narrow, at::kBFloat16)), serving(train_engines(wide, at::kBFloat16)));
+  for (const std::string& name : serving(train_engines(narrow, at::kBFloat16))) {
+    for (CausalLM* m : {&wide, &narrow}) {
+      for (at::Tensor& p : m->parameters()) p.mutable_grad().reset();
+    }
+    EXPECT_EQ(step(narrow, name), step(wide, name)) << name;
+    for (size_t id = 0; id < wide.parameters().size(); ++id) {
+      const at::Tensor &p = wide.parameters()[id], &q = narrow.parameters()[id];
+      const std::string& parameter = wide.table().specs()[id].name;
+      EXPECT_TRUE(at::equal(q.detach().to(at::kFloat), p.detach())) << name << " " << parameter;
+      ASSERT_EQ(q.grad().defined(), p.grad().defined()) << name << " " << parameter;
+      EXPECT_TRUE(!p.grad().defined() || at::equal(q.grad().to(at::kFloat), p.grad())) << name << " " << parameter;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, EngineContract, testing::ValuesIn(model_cases()), [](const auto& model) { return model.param.name; });
 
 TEST(Engine, RefusalsHaveReasons) {

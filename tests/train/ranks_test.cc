@@ -4,6 +4,8 @@
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "cyfa/io/file_error.h"
 #include "cyfa/model/checkpoint.h"
 #include "cyfa/ops/dense/cross_entropy.h"
@@ -173,6 +175,8 @@ BatchSource rows_of(const CausalLM& model, const Group& group) {
   };
 }
 
+constexpr double kBf16Rounding = 1.0 / 256;  // of a parameter, some steps after gradients that are products in bf16
+
 TEST(DataParallel, RanksTrainAsOneAndStayEqualToTheBit) {
   CausalLM whole = small_model(small_config(2));
   Trainer alone(whole, recipe_of("none"), rows_of(whole, {}), rows_of(whole, {}), nullptr);
@@ -210,7 +214,7 @@ class Late final : public Collectives {
   void all_reduce(const at::Tensor& x) override { now_.all_reduce(x); }
   void reduce_scatter(const at::Tensor& part, const at::Tensor& x) override { now_.reduce_scatter(part, x); }
   void all_gather(const at::Tensor& all, const at::Tensor& part) override {
-    if (all.scalar_type() != at::kFloat) return now_.all_gather(all, part);  // numbers, not parameters
+    if (all.scalar_type() != at::kFloat && all.scalar_type() != at::kBFloat16) return now_.all_gather(all, part);  // numbers
     at::Tensor content = at::empty_like(all);
     now_.all_gather(content, part);
     all.fill_(NAN);
@@ -233,7 +237,8 @@ class Late final : public Collectives {
 thread_local std::string Late::events;
 
 TEST(ShardedOptimizer, ParametersArriveWhileTheNextForwardRuns) {
-  for (const bool recompute : {false, true}) {
+  for (const auto& [recompute, dtype] :
+       {std::pair(false, "fp32"), std::pair(true, "fp32"), std::pair(false, "bf16"), std::pair(true, "bf16")}) {
     std::vector<CausalLM> models(4, small_model(small_config(2)));
     for (CausalLM& model : models) {
       for (at::Tensor& p : model.parameters()) p = p.detach().clone();
@@ -241,6 +246,7 @@ TEST(ShardedOptimizer, ParametersArriveWhileTheNextForwardRuns) {
     const auto train = [&](CausalLM& model, const Group& group) {
       Recipe r = recipe_of("optimizer");
       r.recompute = recompute;
+      r.dtype = dtype;
       r.bucket_mb = 0.001;
       Trainer(model, r, rows_of(model, group), rows_of(model, group), nullptr, group).run();
     };
@@ -269,7 +275,9 @@ TEST(ShardedOptimizer, ParametersArriveWhileTheNextForwardRuns) {
   }
 }
 
-TEST(DataParallel, AllRanksRefuseWhatIsNotFiniteAndNameTheRank) {
+class NotFinite : public testing::TestWithParam<const char*> {};
+
+TEST_P(NotFinite, AllRanksRefuseItAndNameTheRank) {
   std::vector<std::string> errors(2);
   std::vector<CausalLM> models(2, small_model(small_config(1)));
   on_ranks(2, [&](const Group& group) {
@@ -281,6 +289,7 @@ TEST(DataParallel, AllRanksRefuseWhatIsNotFiniteAndNameTheRank) {
       return all;
     }();
     Recipe r = recipe_of("optimizer");
+    r.dtype = GetParam();
     Trainer trainer(
         model, r,
         [&](int64_t index) {
@@ -294,7 +303,9 @@ TEST(DataParallel, AllRanksRefuseWhatIsNotFiniteAndNameTheRank) {
       errors[static_cast<size_t>(group.rank())] = e.what();
     }
     if (group.rank() == 1) return;
-    for (size_t id = 0; id < before.size(); ++id) EXPECT_TRUE(at::equal(model.parameters()[id], before[id]));
+    for (size_t id = 0; id < before.size(); ++id) {
+      EXPECT_TRUE(at::equal(model.parameters()[id], before[id].to(model.parameters()[id].scalar_type())));
+    }
   });
   for (const std::string& error : errors) {
     EXPECT_NE(error.find("rank 1: "), std::string::npos) << error;
@@ -303,10 +314,13 @@ TEST(DataParallel, AllRanksRefuseWhatIsNotFiniteAndNameTheRank) {
   EXPECT_EQ(errors[0], errors[1]);
 }
 
+INSTANTIATE_TEST_SUITE_P(DataParallel, NotFinite, testing::Values("fp32", "bf16"), [](const auto& type) { return type.param; });
+
 // Each rank writes some files of the weights and its part of the moments, beside training. Any number of ranks goes on from them.
 TEST(RunFolder, RanksWriteACheckpointTogetherAndResumeBitForBit) {
-  for (const char* shard : {"none", "optimizer"}) {
-    SCOPED_TRACE(shard);
+  for (const auto& [shard, dtype] : {std::pair("none", "fp32"), std::pair("optimizer", "fp32"), std::pair("optimizer", "bf16")}) {
+    SCOPED_TRACE(std::string(shard) + " " + dtype);
+    const bool masters = std::string_view(dtype) == "bf16";
     const Folder folder;
     const std::filesystem::path run = folder / "run";
     // Trains to the last step, from the checkpoint of step 2 if `resume`; returns the parameters of rank 0.
@@ -320,6 +334,7 @@ TEST(RunFolder, RanksWriteACheckpointTogetherAndResumeBitForBit) {
       on_ranks(ranks, [&](const Group& group) {
         CausalLM& model = models[static_cast<size_t>(group.rank())];
         Recipe r = recipe_of(shard);
+        r.dtype = dtype;
         r.steps = 4;
         r.save_every = 2;
         r.save_in_background = !resume;
@@ -340,13 +355,196 @@ TEST(RunFolder, RanksWriteACheckpointTogetherAndResumeBitForBit) {
     EXPECT_FALSE(std::filesystem::exists(saved[1].path / "model.safetensors"));
     EXPECT_TRUE(std::filesystem::exists(saved[1].path / "optimizer-00003-of-00003.safetensors"));
     const CausalLM stored = load_checkpoint(saved[1].path);
-    const std::vector<at::Tensor> three = train(3, true), two = train(2, true);
+    const std::vector<at::Tensor> three = train(3, true);
+    train(2, true);
+    const CausalLM again = load_checkpoint(folder / "again-3" / "checkpoints" / step_name(4));
+    const CausalLM other = load_checkpoint(folder / "again-2" / "checkpoints" / step_name(4));
     for (size_t id = 0; id < whole.size(); ++id) {
-      EXPECT_TRUE(at::equal(stored.parameters()[id], whole[id]));
-      EXPECT_TRUE(at::equal(three[id], whole[id])) << stored.table().specs()[id].name;
-      EXPECT_LT(difference(two[id], whole[id], 1e-3), 2e-6) << stored.table().specs()[id].name;
+      const std::string& name = stored.table().specs()[id].name;
+      const bool rounded = masters && stored.table().specs()[id].role == Role::kMatrix;
+      EXPECT_EQ(whole[id].scalar_type(), rounded ? at::kBFloat16 : at::kFloat) << name;
+      EXPECT_EQ(stored.parameters()[id].scalar_type(), at::kFloat) << name;  // a checkpoint is exact
+      EXPECT_TRUE(at::equal(stored.parameters()[id].to(whole[id].scalar_type()), whole[id])) << name;
+      EXPECT_TRUE(at::equal(three[id], whole[id])) << name;
+      EXPECT_TRUE(at::equal(again.parameters()[id], stored.parameters()[id])) << name;
+      EXPECT_LT(difference(other.parameters()[id], stored.parameters()[id], 1e-3), masters ? kBf16Rounding : 2e-6) << name;
     }
   }
+}
+
+Recipe bf16_recipe(const std::string& shard) {
+  Recipe r = recipe_of(shard);
+  r.dtype = "bf16";
+  r.accumulate = 3;  // parts of a step whose gradients are bf16, and their sum is not
+  r.batch = 18;
+  r.clip = 0;  // the norm is summed in another order
+  r.eval_batches = 2;
+  return r;
+}
+
+// What training in bf16 on several ranks leaves: the models of the ranks, the losses of validation, and the checkpoint.
+struct Trained {
+  std::vector<CausalLM> models;
+  std::vector<double> losses;
+  CausalLM saved;
+};
+
+// `own_rows(index, rank)` are a rank's rows. Goes on from `from`, if there is one; the whole batch is that of 18 rows.
+template <class Rows>
+Trained train_in_bf16(const Recipe& r, int ranks, const Rows& own_rows, const std::optional<RunCheckpoint>& from = std::nullopt,
+                      const std::filesystem::path& keep = {}) {
+  const Folder folder;
+  const std::filesystem::path path = keep.empty() ? folder / "run" : keep;
+  Trained t = {std::vector<CausalLM>(static_cast<size_t>(ranks), small_model(small_config(2))),
+               std::vector<double>(static_cast<size_t>(ranks)), small_model(small_config(1))};
+  const auto work = [&](const Group& group) {
+    const auto rank = static_cast<size_t>(group.rank());
+    CausalLM& model = t.models[rank];
+    if (from) model = load_checkpoint(from->path, {at::kFloat, at::kCPU, true});
+    for (at::Tensor& p : model.parameters()) p = p.detach().clone();
+    RunFolder to(path, false, group.leads());
+    to.join(group);
+    to.start(r, Json::object());
+    const BatchSource rows = [&](int64_t index) { return own_rows(index, group.rank()); };
+    Trainer trainer(model, r, rows, rows, &to, group);
+    if (from) trainer.resume(*from);
+    trainer.run();
+    t.losses[rank] = trainer.evaluate();
+  };
+  if (ranks == 1) {
+    work({});
+  } else {
+    on_ranks(ranks, work);
+  }
+  t.saved = load_checkpoint(run_checkpoints(path).back().path, {at::kFloat, at::kCPU, true});
+  return t;
+}
+
+// Rows `first` to `first + count - 1` of the six of a micro-batch. `ignored`: none of their targets counts.
+TrainBatch some_rows(int64_t index, int64_t first, int64_t count, bool ignored = false) {
+  const at::Generator random = at::detail::createCPUGenerator(900 + static_cast<uint64_t>(index));
+  const at::Tensor ids = at::randint(3, 61, {6, 17}, random, at::kLong);
+  at::Tensor targets = ids.narrow(1, 1, 16).clone();
+  if (ignored) targets.fill_(ops::kIgnore);
+  return {ids.narrow(0, first, count).narrow(1, 0, 16), targets.narrow(0, first, count), std::nullopt};
+}
+
+// Each rank keeps the exact values of a part, and bf16 of everything. All values are those of optimizers that keep everything in fp32.
+TEST(ShardedMasters, AreTheParametersOfOneRankToTheBit) {
+  // Rank 0 has all of the batch that counts, so that its gradients are those of one rank.
+  const auto alone = [](int64_t index, int) { return some_rows(index, 0, 6); };
+  const auto first = [](int64_t index, int rank) { return some_rows(index, 0, 6, rank > 0); };
+  const Trained one = train_in_bf16(bf16_recipe("optimizer"), 1, alone);
+  for (const int ranks : {2, 4}) {
+    SCOPED_TRACE(ranks);
+    const Trained many = train_in_bf16(bf16_recipe("optimizer"), ranks, first);
+    for (size_t id = 0; id < one.saved.parameters().size(); ++id) {
+      const std::string& name = one.saved.table().specs()[id].name;
+      const at::Tensor& exact = many.saved.parameters()[id];
+      EXPECT_TRUE(at::equal(exact, one.models[0].parameters()[id])) << name;
+      for (const CausalLM& model : many.models) {
+        const at::Tensor& p = model.parameters()[id];
+        EXPECT_EQ(p.scalar_type(), one.saved.table().specs()[id].role == Role::kMatrix ? at::kBFloat16 : at::kFloat) << name;
+        EXPECT_TRUE(at::equal(p, exact.to(p.scalar_type()))) << name;
+      }
+    }
+    for (const double loss : many.losses) EXPECT_EQ(loss, one.losses[0]);
+  }
+}
+
+TEST(ShardedMasters, TrainAsUnshardedRanksToTheBitAndAsOneRankWithinRounding) {
+  const auto parts = [](int ranks) { return [rows = 6 / ranks](int64_t index, int rank) { return some_rows(index, rank * rows, rows); }; };
+  const Trained one = train_in_bf16(bf16_recipe("none"), 1, parts(1));
+  for (const int ranks : {2, 3, 6}) {
+    SCOPED_TRACE(ranks);
+    const Trained whole = train_in_bf16(bf16_recipe("none"), ranks, parts(ranks));
+    const Trained sharded = train_in_bf16(bf16_recipe("optimizer"), ranks, parts(ranks));
+    EXPECT_EQ(sharded.losses, whole.losses);
+    EXPECT_NEAR(sharded.losses[0], one.losses[0], kBf16Rounding);
+    for (size_t id = 0; id < one.saved.parameters().size(); ++id) {
+      const std::string& name = one.saved.table().specs()[id].name;
+      EXPECT_TRUE(at::equal(sharded.saved.parameters()[id], whole.saved.parameters()[id])) << name;
+      EXPECT_LT(difference(sharded.saved.parameters()[id], one.saved.parameters()[id], 1e-3), kBf16Rounding) << name;
+    }
+  }
+}
+
+// A checkpoint does not say how it was divided: any number of ranks goes on from it, with a sharded optimizer or without.
+TEST(ShardedMasters, GoOnFromAnyCheckpointAndGiveOneToAny) {
+  const auto all_on_first = [](int64_t index, int rank) { return some_rows(index, 0, 6, rank > 0); };
+  const Folder folder;
+  Recipe begin = bf16_recipe("optimizer");
+  begin.steps = 2;
+  begin.schedule = "constant";
+  const Trained sharded = train_in_bf16(begin, 3, all_on_first, std::nullopt, folder / "sharded");
+  const Trained alone = train_in_bf16(begin, 1, all_on_first, std::nullopt, folder / "alone");
+  const auto equal = [](const CausalLM& a, const CausalLM& b) {
+    for (size_t id = 0; id < a.parameters().size(); ++id) {
+      EXPECT_TRUE(at::equal(a.parameters()[id], b.parameters()[id])) << a.table().specs()[id].name;
+    }
+  };
+  equal(sharded.saved, alone.saved);
+  Recipe end = begin;
+  end.steps = 4;
+  const Trained wanted = train_in_bf16(end, 1, all_on_first);
+  for (const char* from : {"sharded", "alone"}) {
+    const RunCheckpoint checkpoint = run_checkpoints(folder / from).back();
+    for (const auto& [ranks, shard] :
+         {std::pair(1, "optimizer"), std::pair(2, "none"), std::pair(2, "optimizer"), std::pair(3, "optimizer")}) {
+      SCOPED_TRACE(std::string(from) + " to " + std::to_string(ranks) + " ranks, shard = " + shard);
+      end.shard = shard;
+      equal(train_in_bf16(end, ranks, all_on_first, checkpoint).saved, wanted.saved);
+    }
+  }
+}
+
+// By which ranks on GPUs compare their parameters.
+TEST(HashOfSums, SeesEveryBitAndTheOrderOfBlocks) {
+  at::manual_seed(4);
+  const std::vector<at::Tensor> tensors = {at::randn({3, 5000}), at::randn({7}).to(at::kBFloat16), at::randn({2, 4096}).to(at::kBFloat16),
+                                           at::randn({9}, at::kDouble)};
+  const uint64_t hash = hash_of_sums(tensors);
+  const auto copies = [&] {
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& x : tensors) all.push_back(x.clone());
+    return all;
+  };
+  EXPECT_EQ(hash_of_sums(copies()), hash);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    for (const int64_t element : {int64_t{0}, tensors[i].numel() / 2, tensors[i].numel() - 1}) {
+      std::vector<at::Tensor> changed = copies();
+      static_cast<std::byte*>(changed[i].mutable_data_ptr())[element * changed[i].element_size()] ^= std::byte{1};
+      EXPECT_NE(hash_of_sums(changed), hash) << i << " " << element;
+    }
+  }
+  std::vector<at::Tensor> turned = copies();
+  turned[2] = turned[2].flip(0);
+  EXPECT_NE(hash_of_sums(turned), hash);
+  std::swap(turned[1], turned[3]);
+  EXPECT_NE(hash_of_sums(turned), hash);
+}
+
+TEST(ShardedMasters, SendTwoBytesForAMatrixElement) {
+  std::map<std::string, double> sent;
+  for (const char* dtype : {"fp32", "bf16"}) {
+    on_ranks(2, [&](const Group& group) {
+      CausalLM model = small_model(small_config(2));
+      for (size_t id = 0; id < model.parameters().size(); ++id) {
+        const bool rounded = std::string_view(dtype) == "bf16" && model.table().specs()[id].role == Role::kMatrix;
+        if (rounded) model.parameters()[id] = model.parameters()[id].to(at::kBFloat16);
+      }
+      GradientExchange exchange(model, group, true, at::kFloat, 1 << 14);
+      exchange.send_parameters();
+      exchange.receive_parameters();
+      if (group.leads()) sent[dtype] = group.traffic().bytes;
+    });
+  }
+  const CausalLM model = small_model(small_config(2));
+  double matrices = 0, others = 0;
+  for (const ParameterSpec& spec : model.table().specs())
+    (spec.role == Role::kMatrix ? matrices : others) += static_cast<double>(spec.numel());
+  EXPECT_NEAR(sent["fp32"], 0.5 * (4 * matrices + 4 * others), 1000);
+  EXPECT_NEAR(sent["bf16"], 0.5 * (2 * matrices + 4 * others), 1000);
 }
 
 TEST(ShardedOptimizer, StateIsReadByAnyNumberOfRanks) {
@@ -370,7 +568,7 @@ TEST(ShardedOptimizer, StateIsReadByAnyNumberOfRanks) {
     std::filesystem::create_directories(next);
     int64_t elements = 0;
     for (int rank = 0; rank < ranks; ++rank) {
-      Optimizer part(model, r, ranges(rank, ranks));
+      Optimizer part(model, r, ranges(rank, ranks), model.parameters());
       for (const ParameterRange& range : ranges(rank, ranks)) elements += range.length;
       part.load(last);
       part.save(next, rank, ranks);

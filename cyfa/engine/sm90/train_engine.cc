@@ -67,8 +67,15 @@ class Arena {
       e.to->value = copies_.narrow(0, std::exchange(copies, copies + filled(e.numel(), kElements)), e.numel()).view(e.shape);
       for (const auto& [id, row] : e.members) {
         const int64_t rows = model_.table().specs()[id].shape[0];
-        copy_of_[id] = e.to->value.narrow(0, row, rows);
+        at::Tensor& p = model_.parameters()[id];
+        const at::Tensor value = e.to->value.narrow(0, row, rows);
         grads_[id] = e.to->grad.narrow(0, row, rows);
+        if (p.scalar_type() == at::kBFloat16) {  // moves into the array, and needs no conversion in a step
+          value.copy_(p.detach());
+          p.set_data(value);
+          continue;
+        }
+        copy_of_[id] = value;
       }
     }
   }
@@ -350,8 +357,10 @@ class Sm90Training final : public TrainEngine {
 
 std::string train_refusal(const CausalLM& model, std::optional<at::ScalarType> compute) {
   if (const std::string reason = device_refusal(model.device()); !reason.empty()) return reason;
-  for (const at::Tensor& p : model.parameters()) {
-    if (p.scalar_type() != at::kFloat) return std::string("parameters are stored in ") + c10::toString(p.scalar_type()) + ", wanted fp32";
+  for (ParameterId id = 0; id < model.parameters().size(); ++id) {
+    const at::ScalarType type = model.parameters()[id].scalar_type();
+    if (type == at::kFloat || (type == at::kBFloat16 && model.table().specs()[id].role == Role::kMatrix)) continue;
+    return model.table().specs()[id].name + " is stored in " + c10::toString(type) + ", wanted fp32, or bf16 for a matrix";
   }
   if (compute != at::kBFloat16) return "matrices are computed in fp32, the kernels take bf16";
   const ModelConfig& c = model.config();
