@@ -55,15 +55,28 @@ T kept(AutogradContext* ctx) {
 class Linear : public torch::autograd::Function<Linear> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Accumulated& w) {
-    ctx->save_for_backward({x});
     keep(ctx, w);
+    if (w.fp8) {
+      const Fp8Matrix narrow = cast_fp8(as_rows(x), kFp8);
+      const at::Tensor out = at::empty(shaped_as(x, w.fp8->rows), x.options());
+      fp8_product(narrow, *w.fp8, as_rows(out));
+      ctx->save_for_backward({narrow.transposed, narrow.inverse});
+      return out;
+    }
+    ctx->save_for_backward({x});
     return at::mm(as_rows(x), w.value.t()).view(shaped_as(x, w.value.size(0)));
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const ops::WithoutAutocast plain_types;
-    const at::Tensor x = ctx->get_saved_variables()[0], grad = as_rows(grads[0]);
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor x = saved[0], grad = as_rows(grads[0]);
     const auto w = kept<Accumulated>(ctx);
+    if (w.fp8) {
+      const Fp8Matrix narrow = cast_fp8(grad, kFp8Gradient);
+      fp8_add_weight_gradient(narrow, {{}, saved[0], saved[1]}, w);
+      return {fp8_input_gradient(narrow, *w.fp8).view(shaped_as(grads[0], w.value.size(1))), at::Tensor()};
+    }
     add_product(w.grad, grad, as_rows(x));
     return {at::mm(grad, w.value).view(x.sizes()), at::Tensor()};
   }
@@ -234,12 +247,14 @@ class FlowFunction : public torch::autograd::Function<FlowFunction> {
                                const std::optional<at::Tensor>& before) {
     const c10::cuda::CUDAGuard guard(x.device());
     const at::Tensor first = before.value_or(at::Tensor());
-    const auto [y, p] =
-        project_rows(as_rows(x), w, ops::row_kernels::conv_tasks(offsets, x.device()), rows_before(w, first, offsets.size() - 1));
+    const at::Tensor tasks = ops::row_kernels::conv_tasks(offsets, x.device());
+    Fp8Matrix narrow;
+    if (w.projection.fp8) narrow = cast_fp8(as_rows(x), kFp8);
+    const auto [y, p] = project_rows(as_rows(x), w, tasks, rows_before(w, first, offsets.size() - 1), w.projection.fp8 ? &narrow : nullptr);
     variable_list out;
     for (const at::Tensor& part : {p.q, p.k, p.v, p.log_alpha, p.beta, p.delta, p.gate})
       out.push_back(part.view(shaped_as(x, part.size(1))));
-    ctx->save_for_backward({x, y, first});
+    ctx->save_for_backward({w.projection.fp8 ? narrow.transposed : x, y, first, narrow.inverse});
     ctx->saved_data["offsets"] = offsets;
     keep(ctx, w);
     return out;
@@ -247,13 +262,13 @@ class FlowFunction : public torch::autograd::Function<FlowFunction> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &y = saved[1], &first = saved[2];
+    const at::Tensor &x = saved[0], &y = saved[1], &first = saved[2];  // x: with fp8 transposed, by saved[3]
     const auto w = kept<FlowWeights>(ctx);
     const std::vector<int64_t> offsets = ctx->saved_data["offsets"].toIntVector();
     const c10::cuda::CUDAGuard guard(x.device());
     const ProjectionLayout& at = w.layout;
     for (at::Tensor& g : grads) g = g.contiguous();
-    const at::Tensor grad_y = rows_for(at, x);
+    const at::Tensor grad_y = rows_for(at, y);
     const auto single = y.options().dtype(at::kFloat);
 
     const at::Tensor tasks = ops::row_kernels::conv_tasks(offsets, x.device());
@@ -298,11 +313,18 @@ class FlowFunction : public torch::autograd::Function<FlowFunction> {
     at::Tensor low = grad_y.narrow(1, at.gate(), at.rank);
     at::mm_out(low, grad_gate, w.gate_second.value);
     add_product(w.gate_second.grad, grad_gate, y.narrow(1, at.gate(), at.rank));
-    add_product(w.projection.grad, grad_y, as_rows(x));
-    const int64_t felt = w.clock_stop_gradient ? at.d() : at.columns();  // columns from which gradients flow to x
-    const at::Tensor grad_x = at::mm(grad_y.narrow(1, 0, felt), w.projection.value.narrow(0, 0, felt)).view(x.sizes());
+    at::Tensor grad_x;
+    if (w.projection.fp8) {
+      const Fp8Matrix narrow = cast_fp8(grad_y, kFp8Gradient);
+      fp8_add_weight_gradient(narrow, {{}, x, saved[3]}, w.projection);
+      grad_x = fp8_input_gradient(narrow, *w.projection.fp8);
+    } else {
+      add_product(w.projection.grad, grad_y, as_rows(x));
+      const int64_t felt = w.felt_columns();
+      grad_x = at::mm(grad_y.narrow(1, 0, felt), w.projection.value.narrow(0, 0, felt));
+    }
     const at::Tensor grad_before = first.defined() ? before_gradient(w, grads, offsets[1] - offsets[0]) : first;
-    return {grad_x, at::Tensor(), at::Tensor(), grad_before};
+    return {grad_x.view(shaped_as(grads[0], grad_x.size(1))), at::Tensor(), at::Tensor(), grad_before};
   }
 };
 
@@ -364,13 +386,16 @@ at::Tensor gated_rms_norm(const at::Tensor& x, const Accumulated& weight, double
   return GatedNorm::apply(x, gate, weight, eps, bias_grad);
 }
 
-FlowRows project_rows(const at::Tensor& x, const FlowWeights& w, const at::Tensor& tasks, const std::array<at::Tensor, 3>& before) {
+FlowRows project_rows(const at::Tensor& x, const FlowWeights& w, const at::Tensor& tasks, const std::array<at::Tensor, 3>& before,
+                      const Fp8Matrix* narrow) {
   const ProjectionLayout& at = w.layout;
   const int64_t rows = x.size(0);
   const auto single = x.options().dtype(at::kFloat);
   FlowRows out{rows_for(at, x), {}};
-  at::Tensor to = out.y;
-  at::mm_out(to, x, w.projection.value.t());
+  const int wide = narrow != nullptr ? at.a() : 0;  // the first column that is computed in bf16
+  if (narrow != nullptr) fp8_product(*narrow, *w.projection.fp8, out.y.narrow(1, 0, wide));
+  at::Tensor to = out.y.narrow(1, wide, at.columns() - wide);
+  at::mm_out(to, x, w.projection.value.narrow(0, wide, at.columns() - wide).t());
   FlowProjections& p = out.p;
   rowwise::ConvCuda conv = conv_params(w, out.y, tasks);
   at::Tensor* const convolved[3] = {&p.q, &p.k, &p.v};
