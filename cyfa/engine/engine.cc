@@ -17,7 +17,7 @@ struct EngineKind {
   std::string (*step_refusal)(const CausalLM&, Compute);
   std::unique_ptr<StepEngine> (*prepare_steps)(CausalLM&, const StepOptions&);
   std::string (*train_refusal)(const CausalLM&, Compute);
-  std::unique_ptr<TrainEngine> (*prepare_training)(CausalLM&, Compute, bool recompute);
+  std::unique_ptr<TrainEngine> (*prepare_training)(CausalLM&, const TrainOptions&);
 };
 
 // Fastest first. To add an engine for another GPU, add a folder next to sm90 and a line here.
@@ -80,7 +80,7 @@ std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, const StepOptions& op
 
 std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, const TrainOptions& options) {
   const EngineKind& kind = chosen("training", options.engine, train_engines(model, options.compute));
-  return kind.prepare_training(model, options.compute, options.recompute);
+  return kind.prepare_training(model, options);
 }
 
 }  // namespace cyfa

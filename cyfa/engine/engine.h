@@ -95,6 +95,10 @@ struct TrainOptions {
   std::optional<at::ScalarType> compute = {};
   std::string engine = "auto";
   bool recompute = false;  // activation checkpointing: recompute each layer in backward
+  // Do not keep what one launch computes again from what is kept: normed rows, the product of a SwiGLU, the output gate and the gated rows,
+  // and the convolved q, k and v. And not the outputs of a SwiGLU's gate and up projections, for a matrix product in backward. The results
+  // have the same bits. The engine `portable` throws std::invalid_argument for both.
+  bool recompute_rows = false, recompute_mlp = false;
 };
 
 // All training engines, for a model whose parameters are set.

@@ -78,7 +78,8 @@ Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, Batch
   recipe.check();
   for (at::Tensor& p : model_.parameters()) p.requires_grad_();
   if (!context_.alone()) check_context();
-  engine_ = prepare_training(model_, {engine_compute_type(recipe_), recipe_.engine, recipe_.recompute});
+  engine_ = prepare_training(
+      model_, {engine_compute_type(recipe_), recipe_.engine, recipe_.recompute, recipe_.recompute_rows, recipe_.recompute_mlp});
   if (group_.alone()) return;
   engine_->complete_early([this](ParameterId id) { exchange_.completed(id); });
   if (recipe_.shard == "optimizer") reads_late_ = engine_->read_late([this](ParameterId id) { exchange_.receive_parameter(id); });

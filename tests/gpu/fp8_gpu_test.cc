@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
+#include <limits>
 
 #include "cyfa/engine/sm90/train_ops.h"
 #include "cyfa/ops/dense/cross_entropy.h"
@@ -74,7 +75,7 @@ Cast cast(const at::Tensor& x, Format format, int64_t transposed_rows) {
   const at::Tensor codes = bytes(rows, filled(width)), transposed = bytes(width, filled(rows));
   const at::ScalarType type = type_of(format);
   fused::Fp8Matrix out{codes.view(type), transposed.view(type), at::zeros({1}, x.options().dtype(at::kFloat))};
-  fused::cast_fp8(x, type, transposed_rows, &out);
+  fused::cast_fp8_to(x, type, transposed_rows, out);
   return {codes.cpu(), transposed.cpu(), out.inverse.item<double>()};
 }
 
@@ -167,13 +168,13 @@ TEST_F(GpuFp8, ScaleIsTheLargestThatFits) {
 TEST_F(GpuFp8, WhatIsNotFiniteGivesNaN) {
   at::manual_seed(3);
   const at::Tensor other = half(at::randn({64, 96})).to(at::kCUDA);
-  for (const double wrong : {INFINITY, -INFINITY, static_cast<double>(NAN)}) {
+  for (const double wrong : {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), std::nan("")}) {
     for (const Format format : {Format::kE4M3, Format::kE5M2}) {
       SCOPED_TRACE(name_of(format) + ", " + std::to_string(wrong));
       const at::Tensor x = half(at::randn({48, 96})).to(at::kCUDA);
       x[47][5] = wrong;
       EXPECT_TRUE(std::isnan(cast(x, format, 48).inverse));
-      const fused::Fp8Matrix narrow = fused::cast_fp8(x, type_of(format));
+      const fused::Fp8Matrix narrow = fused::cast_fp8(x, type_of(format), fused::Fp8Copies::kBoth);
       const auto w = fused::fp8_weight(other, 64, 64);
       w->begin_step();
       const at::Tensor out = at::zeros({48, 64}, x.options());
@@ -289,7 +290,9 @@ TEST_F(GpuFp8, GatesOfTheProjectionStayInBf16) {
       for (size_t i = 0; i < wanted.results.size(); ++i) {
         const double far = distance(got.results[i].detach(), wanted.results[i].detach());
         EXPECT_LT(far, i < 4 ? 1.2 * kForward : 2e-3) << "result " << i;
-        if (i < 4) EXPECT_GT(far, 1e-2) << "result " << i << " is not in fp8";
+        if (i < 4) {
+          EXPECT_GT(far, 1e-2) << "result " << i << " is not in fp8";
+        }
         EXPECT_TRUE(at::equal(got.results[i], again.results[i])) << "result " << i;
       }
       EXPECT_LT(distance(got.grad_x, wanted.grad_x), 1.2 * kBackward);
@@ -310,9 +313,8 @@ struct Step {
 };
 
 // Loss and gradients of a step with two micro-batches.
-Step step(CausalLM& m, const std::string& engine_name, std::optional<at::ScalarType> compute, bool packed_sequences,
-          bool recompute = false) {
-  const auto engine = prepare_training(m, {compute, engine_name, recompute});
+Step step(CausalLM& m, const TrainOptions& options, bool packed_sequences) {
+  const auto engine = prepare_training(m, options);
   EXPECT_TRUE(engine->notes().empty()) << engine->notes()[0];
   engine->begin_step(std::nullopt);
   Step out;
@@ -367,15 +369,16 @@ TEST_F(GpuFp8, LossAndGradientsOfAModel) {
     for (const bool sequences : {false, true}) {
       SCOPED_TRACE(c.name + (sequences ? ", packed sequences" : ""));
       CausalLM m = model_on_gpu(c.config);
-      const Step exact = step(m, "portable", std::nullopt, sequences), plain = step(m, "portable", at::kBFloat16, sequences);
-      const Step got = step(m, "sm90", fused::kFp8, sequences), again = step(m, "sm90", fused::kFp8, sequences);
-      const Step recomputed = step(m, "sm90", fused::kFp8, sequences, true);
+      const auto with = [&](bool layers, bool rows, bool mlp) { return step(m, {fused::kFp8, "sm90", layers, rows, mlp}, sequences); };
+      const Step exact = step(m, {std::nullopt, "portable"}, sequences), plain = step(m, {at::kBFloat16, "portable"}, sequences);
+      const Step got = with(false, false, false), again = with(false, false, false), recomputed = with(true, false, false);
+      const Step rows_again = with(false, true, false), mlp_again = with(false, false, true), both_again = with(false, true, true);
       std::vector<Step> emulated;
       const std::vector<at::Tensor> values = m.parameters();
       for (const double factor : {1.0, 1.13, 1.29, 1.61}) {
         const std::vector<at::Tensor> other = rounded_parameters(m, factor);
         for (size_t id = 0; id < other.size(); ++id) m.parameters()[id] = other[id].clone().requires_grad_();
-        emulated.push_back(step(m, "portable", std::nullopt, sequences));
+        emulated.push_back(step(m, {std::nullopt, "portable"}, sequences));
         m.parameters() = values;
       }
       const auto spread = [&](const auto& error) {
@@ -396,6 +399,9 @@ TEST_F(GpuFp8, LossAndGradientsOfAModel) {
         EXPECT_LT(distance(got.grads[id], exact.grads[id]), limit) << name;
         EXPECT_TRUE(at::equal(got.grads[id], again.grads[id])) << name << ": equal calls, other bits";
         EXPECT_LT(distance(recomputed.grads[id], exact.grads[id]), limit) << name << ", recomputed";
+        EXPECT_TRUE(at::equal(rows_again.grads[id], got.grads[id])) << name << ", rows computed again";
+        EXPECT_TRUE(at::equal(mlp_again.grads[id], got.grads[id])) << name << ", MLP computed again";
+        EXPECT_TRUE(at::equal(both_again.grads[id], got.grads[id])) << name << ", rows and MLP computed again";
       }
     }
   }

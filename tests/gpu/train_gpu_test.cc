@@ -2,6 +2,10 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#ifdef CYFA_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
+#endif
+
 #include "cyfa/engine/sm90/train_ops.h"
 #include "cyfa/ops/dense/cross_entropy.h"
 #include "cyfa/ops/dense/dense.h"
@@ -17,11 +21,20 @@ class GpuTraining : public OnGpu {};
 struct Step {
   double loss = 0;
   std::vector<at::Tensor> grads;
+  int64_t kept_bytes = 0;  // between a forward and its backward
 };
 
+int64_t allocated_bytes() {
+#ifdef CYFA_CUDA
+  return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].current;
+#else
+  return 0;
+#endif
+}
+
 // Loss and gradients of a step with two micro-batches.
-Step run(CausalLM& m, const std::string& name, std::optional<at::ScalarType> compute, bool packed_sequences, bool recompute = false) {
-  const auto engine = prepare_training(m, {compute, name, recompute});
+Step run(CausalLM& m, const TrainOptions& options, bool packed_sequences) {
+  const auto engine = prepare_training(m, options);
   engine->begin_step(std::nullopt);
   Step out;
   for (uint64_t part = 0; part < 2; ++part) {
@@ -30,7 +43,9 @@ Step run(CausalLM& m, const std::string& name, std::optional<at::ScalarType> com
     targets.narrow(1, 40, 60).fill_(ops::kIgnore);
     std::optional<at::Tensor> borders;
     if (packed_sequences) borders = at::tensor({0, 5, 5, 6, 270, 900}, at::kLong);
+    const int64_t before = allocated_bytes();
     const at::Tensor loss = engine->loss(inputs, targets, borders) / 2;
+    out.kept_bytes = allocated_bytes() - before;
     loss.backward();
     out.loss += loss.item<double>();
   }
@@ -62,9 +77,9 @@ TEST_F(GpuTraining, FusedWeightsGiveTheSameGradients) {
     for (const bool sequences : {false, true}) {
       SCOPED_TRACE(c.name + (sequences ? ", packed sequences" : ""));
       CausalLM m = model_on_gpu(c.config);
-      const Step exact = run(m, "portable", std::nullopt, sequences), plain = run(m, "portable", at::kBFloat16, sequences);
-      const Step got = run(m, "sm90", at::kBFloat16, sequences), again = run(m, "sm90", at::kBFloat16, sequences);
-      const Step recomputed = run(m, "sm90", at::kBFloat16, sequences, true);
+      const Step exact = run(m, {std::nullopt, "portable"}, sequences), plain = run(m, {at::kBFloat16, "portable"}, sequences);
+      const Step got = run(m, {at::kBFloat16, "sm90"}, sequences), again = run(m, {at::kBFloat16, "sm90"}, sequences);
+      const Step recomputed = run(m, {at::kBFloat16, "sm90", true}, sequences);
       EXPECT_NEAR(got.loss, exact.loss, 2 * std::abs(plain.loss - exact.loss) + 2e-3 * exact.loss);
       EXPECT_EQ(got.loss, again.loss);
       for (size_t id = 0; id < got.grads.size(); ++id) {
@@ -77,6 +92,36 @@ TEST_F(GpuTraining, FusedWeightsGiveTheSameGradients) {
         EXPECT_LT(distance(got.grads[id], exact.grads[id]), limit) << name;
         EXPECT_TRUE(at::equal(got.grads[id], again.grads[id])) << name << ": equal calls, other bits";
         EXPECT_LT(distance(recomputed.grads[id], exact.grads[id]), limit) << name << ", recomputed";
+      }
+    }
+  }
+}
+
+// What backward computes again are the values that it would have kept.
+TEST_F(GpuTraining, RowsComputedAgainHaveTheSameBits) {
+  const std::vector<ModelCase> cases = {
+      {"Plain", fusable_config(Json::object())},
+      {"ConvBiasAndClock", fusable_config({{"conv_bias", true}, {"conv_size", 3}, {"clock_stop_gradient", false}})},
+      {"NarrowHeads", fusable_config({{"num_heads", 3}, {"head_dim", 80}})},
+      {"NoShortConv", fusable_config({{"use_short_conv", false}})},
+  };
+  for (const ModelCase& c : cases) {
+    for (const bool packed : {false, true}) {
+      for (const bool recompute : {false, true}) {
+        SCOPED_TRACE(c.name + (packed ? ", packed sequences" : "") + (recompute ? ", layers recomputed" : ""));
+        CausalLM m = model_on_gpu(c.config);
+        const auto with = [&](bool rows, bool again) { return run(m, {at::kBFloat16, "sm90", recompute, rows, again}, packed); };
+        const Step kept = with(false, false), again = with(true, false), mlp = with(false, true), all = with(true, true);
+        EXPECT_EQ(again.loss, kept.loss);
+        for (size_t id = 0; id < kept.grads.size(); ++id) {
+          EXPECT_TRUE(at::equal(again.grads[id], kept.grads[id])) << m.table().specs()[id].name << ", rows";
+          EXPECT_TRUE(at::equal(mlp.grads[id], kept.grads[id])) << m.table().specs()[id].name << ", MLP";
+          EXPECT_TRUE(at::equal(all.grads[id], kept.grads[id])) << m.table().specs()[id].name << ", rows and MLP";
+        }
+        if (!recompute && c.name == "Plain") {
+          EXPECT_LT(static_cast<double>(again.kept_bytes), 0.8 * static_cast<double>(kept.kept_bytes));
+          EXPECT_LT(static_cast<double>(all.kept_bytes), 0.9 * static_cast<double>(again.kept_bytes));
+        }
       }
     }
   }

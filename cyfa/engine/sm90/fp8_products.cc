@@ -23,39 +23,39 @@ void product(const at::Tensor& a, const at::Tensor& a_inverse, const at::Tensor&
 
 }  // namespace
 
-void cast_fp8(const at::Tensor& x, at::ScalarType type, int64_t transposed_rows, Fp8Matrix* to) {
+void cast_fp8_to(const at::Tensor& x, at::ScalarType type, int64_t transposed_rows, const Fp8Matrix& to) {
   const c10::cuda::CUDAGuard guard(x.device());
-  const int64_t rows = x.size(0), width = x.size(1);
-  if (!to->codes.defined()) {
-    to->codes = at::empty({rows, fp8::filled(width)}, x.options().dtype(type));
-    to->transposed = at::empty({width, fp8::filled(rows)}, x.options().dtype(type));
-    to->inverse = at::empty({1}, x.options().dtype(at::kFloat));
-  }
   const at::Tensor parts = at::empty({fp8::kParts}, x.options().dtype(at::kInt));
   const cudaStream_t stream = at::cuda::getCurrentCUDAStream().stream();
+  const auto written = [](const at::Tensor& t) { return t.defined() ? t.mutable_data_ptr() : nullptr; };
   fp8::CastCuda p;
   p.format = type == kFp8 ? fp8::Format::kE4M3 : fp8::Format::kE5M2;
-  p.rows = rows;
-  p.width = width;
+  p.rows = x.size(0);
+  p.width = x.size(1);
   p.stride = x.stride(0);
   p.x = x.const_data_ptr();
   p.parts = reinterpret_cast<uint32_t*>(parts.data_ptr<int>());
-  p.codes = to->codes.mutable_data_ptr();
-  p.transposed = to->transposed.mutable_data_ptr();
+  p.codes = written(to.codes);
+  p.transposed = written(to.transposed);
   p.transposed_rows = transposed_rows;
-  p.inverse = to->inverse.data_ptr<float>();
+  p.inverse = to.inverse.data_ptr<float>();
   C10_CUDA_CHECK(fp8::largest_cuda(p, stream));
   C10_CUDA_CHECK(fp8::cast_cuda(p, stream));
 }
 
-Fp8Matrix cast_fp8(const at::Tensor& x, at::ScalarType type) {
+Fp8Matrix cast_fp8(const at::Tensor& x, at::ScalarType type, Fp8Copies copies) {
+  const int64_t rows = x.size(0), width = x.size(1);
+  const auto options = x.options().dtype(type);
   Fp8Matrix out;
-  cast_fp8(x.stride(1) == 1 ? x : x.contiguous(), type, x.size(0), &out);
+  if (copies != Fp8Copies::kTransposed) out.codes = at::empty({rows, fp8::filled(width)}, options);
+  if (copies != Fp8Copies::kCodes) out.transposed = at::empty({width, fp8::filled(rows)}, options);
+  out.inverse = at::empty({1}, x.options().dtype(at::kFloat));
+  cast_fp8_to(x.stride(1) == 1 ? x : x.contiguous(), type, rows, out);
   return out;
 }
 
 void Fp8Weight::begin_step() {
-  cast_fp8(value, kFp8, felt, &cast);
+  cast_fp8_to(value, kFp8, felt, cast);
   first = true;
 }
 
@@ -65,7 +65,11 @@ std::string fp8_refusal(int64_t rows, int64_t in) {
 }
 
 std::shared_ptr<Fp8Weight> fp8_weight(const at::Tensor& value, int64_t rows, int64_t felt) {
-  return std::make_shared<Fp8Weight>(Fp8Weight{value, rows, felt, {}});
+  const auto empty = [&](int64_t r, int64_t c, at::ScalarType type) { return at::empty({r, c}, value.options().dtype(type)); };
+  const int64_t out = value.size(0), in = value.size(1);
+  const at::Tensor inverse = at::empty({1}, value.options().dtype(at::kFloat));
+  const Fp8Matrix cast{empty(out, fp8::filled(in), kFp8), empty(in, fp8::filled(out), kFp8), inverse};
+  return std::make_shared<Fp8Weight>(Fp8Weight{value, rows, felt, cast});
 }
 
 void fp8_product(const Fp8Matrix& x, const Fp8Weight& w, const at::Tensor& out) {

@@ -20,10 +20,12 @@ struct Fp8Matrix {
   at::Tensor inverse;     // fp32 [1]: an element is its code times this
 };
 
+enum class Fp8Copies { kCodes, kTransposed, kBoth };
+
 // A bf16 matrix, whose rows may be part of longer ones, in e4m3 or e5m2. If an element is not finite, all are NaN.
-Fp8Matrix cast_fp8(const at::Tensor& x, at::ScalarType type);
-// The same into the tensors of `to`, or new ones if they are undefined; rows of x from `transposed_rows` on are zeros in `transposed`.
-void cast_fp8(const at::Tensor& x, at::ScalarType type, int64_t transposed_rows, Fp8Matrix* to);
+Fp8Matrix cast_fp8(const at::Tensor& x, at::ScalarType type, Fp8Copies copies);
+// The same into the tensors of `to` that are defined; rows of x from `transposed_rows` on are zeros in `transposed`.
+void cast_fp8_to(const at::Tensor& x, at::ScalarType type, int64_t transposed_rows, const Fp8Matrix& to);
 
 // A weight [out, in] of which fp8 products are computed.
 struct Fp8Weight {

@@ -21,8 +21,9 @@ namespace {
 struct TrainLayer {
   std::shared_ptr<const Block> block;
   ParameterId first = 0;
-  const CyclicFlowSpec* spec = nullptr;  // null if the mixer has no fused kernels
-  std::vector<ParameterId> members;      // those in the arena, last first
+  const CyclicFlowSpec* spec = nullptr;        // null if the mixer has no fused kernels
+  std::vector<ParameterId> members;            // those in the arena, last first
+  bool rows_again = false, mlp_again = false;  // TrainOptions::recompute_rows and recompute_mlp
   FlowWeights flow;
   Accumulated convolved;  // the rows of flow.projection whose products are convolved
   Accumulated gate_bias, o_norm, o_proj;
@@ -146,13 +147,14 @@ Accumulated first_rows(const Accumulated& matrix, int64_t rows) {
 }
 
 // No gradient comes from a final state, so forward computes none.
-at::Tensor mix_flow(const TrainLayer& layer, const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens) {
+at::Tensor mix_flow(const TrainLayer& layer, const Weights& w, const at::Tensor& x, const std::optional<at::Tensor>& cu_seqlens,
+                    const NormAgain& norm) {
   const CyclicFlowSpec& spec = *layer.spec;
   const int64_t B = x.size(0), T = x.size(1), H = spec.config.shape.heads;
   const SequenceCut* cut = w.cut();
   at::Tensor before;  // what the convolutions read of the rank before
   if (cut != nullptr) before = linear(tokens_before(*cut, x, spec.config.conv.size, 1), layer.convolved);
-  const FlowProjections p = flow_projections(x, layer.flow, cu_seqlens, before);
+  const auto [p, convolved, gate] = flow_projections_again(x, layer.flow, cu_seqlens, before, norm);
   ops::CyclicFlowInputs in;
   in.q = p.q.view({B, T, H, spec.config.shape.K});
   in.k = p.k.view({B, T, H, spec.config.shape.K});
@@ -169,12 +171,16 @@ at::Tensor mix_flow(const TrainLayer& layer, const Weights& w, const at::Tensor&
   ops::CyclicFlowOptions options;
   options.norm_eps = spec.config.backbone.norm_eps;
   options.final_state = false;
+  if (layer.rows_again) options.again = convolved;
   if (cut != nullptr) {
     const int64_t sequences = cu_seqlens->size(0) - 1;
     const FlowBefore state = flow_before(*cut, in, options.norm_eps, sequences);
     in.initial_state = {state.k, state.v, at::zeros({sequences, H}, state.k.options().dtype(at::kDouble))};
   }
   const at::Tensor o = ops::cyclic_flow(in, options).o;
+  if (layer.rows_again) {
+    return gated_rms_norm_linear(o, layer.o_norm, spec.output_eps(), p.gate.view(o.sizes()), gate, layer.gate_bias.grad, layer.o_proj);
+  }
   const at::Tensor gated = gated_rms_norm(o, layer.o_norm, spec.output_eps(), p.gate.view(o.sizes()), layer.gate_bias.grad);
   return linear(gated.flatten(-2), layer.o_proj);
 }
@@ -185,25 +191,33 @@ Residual run_block(const TrainLayer& layer, const Weights& w, Residual residual,
   const ops::WithoutAutocast plain_types;  // also when it is run again in backward
   const double eps = layer.block->norm_eps();
   const at::Tensor normed = residual.normed(layer.mixer_norm, eps, completed);
+  const auto again = [&](const Accumulated& norm) { return layer.rows_again ? NormAgain{residual.x, norm.value, eps} : NormAgain(); };
   if (layer.spec != nullptr) {
-    residual.plus = mix_flow(layer, w, normed, cu_seqlens);
+    residual.plus = mix_flow(layer, w, normed, cu_seqlens, again(layer.mixer_norm));
   } else {
     Call call(w, normed, cu_seqlens, nullptr, layer.block->mixer().state().size());
     residual.plus = layer.block->mixer().mix(call);
   }
   if (!layer.block->has_mlp()) return residual;
   const at::Tensor in = residual.normed(layer.mlp_norm, eps);
-  residual.plus = linear(swiglu_halves(linear(in, layer.gate_and_up)), layer.down);
+  if (layer.mlp_again) {
+    residual.plus = mlp(in, layer.gate_and_up, layer.down, again(layer.mlp_norm));
+    return residual;
+  }
+  const at::Tensor gate_and_up = linear(in, layer.gate_and_up, again(layer.mlp_norm));
+  residual.plus = layer.rows_again ? swiglu_linear(gate_and_up, layer.down) : linear(swiglu_halves(gate_and_up), layer.down);
   return residual;
 }
 
 class Sm90Training final : public TrainEngine {
  public:
-  Sm90Training(CausalLM& model, bool recompute, bool fp8) : model_(model), recompute_(recompute), arena_(model) {
+  Sm90Training(CausalLM& model, const TrainOptions& options) : model_(model), recompute_(options.recompute), arena_(model) {
     for (const CausalLM::Layer& layer : model.layers()) {
       auto t = std::make_shared<TrainLayer>();
       t->block = layer.block;
       t->first = layer.first;
+      t->rows_again = options.recompute_rows;
+      t->mlp_again = options.recompute_mlp;
       add(*t);
       layers_.push_back(std::move(t));
     }
@@ -213,7 +227,7 @@ class Sm90Training final : public TrainEngine {
     }
     arena_.allocate();
     for (const auto& layer : layers_) {
-      if (fp8) put_in_fp8(*layer);
+      if (options.compute == kFp8) put_in_fp8(*layer);
       layer->flow.gate_bias = layer->gate_bias.value;
       if (layer->spec != nullptr) layer->convolved = first_rows(layer->flow.projection, layer->flow.layout.gate());
       layer->members = arena_.members(layer->first, layer->block->table().specs().size());
@@ -379,8 +393,8 @@ std::string train_refusal(const CausalLM& model, std::optional<at::ScalarType> c
   return c.intermediate_size == 0 ? std::string() : columns_refusal("intermediate_size", c.intermediate_size);
 }
 
-std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, std::optional<at::ScalarType> compute, bool recompute) {
-  return std::make_unique<Sm90Training>(model, recompute, compute == kFp8);
+std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, const TrainOptions& options) {
+  return std::make_unique<Sm90Training>(model, options);
 }
 
 }  // namespace cyfa::fused

@@ -52,33 +52,90 @@ T kept(AutogradContext* ctx) {
   return c10::static_intrusive_pointer_cast<Kept<T>>(ctx->saved_data["kept"].toCapsule())->value;
 }
 
+// Rows x as a factor of products with one weight: in bf16, or in fp8 if the weight is.
+struct Factor {
+  at::Tensor wide;
+  Fp8Matrix narrow;
+};
+Factor factor(const at::Tensor& rows, const Accumulated& w, Fp8Copies copies) {
+  if (!w.fp8) return {rows, {}};
+  return {{}, cast_fp8(rows, kFp8, copies)};
+}
+
+// x w^T
+at::Tensor product(const Factor& x, const Accumulated& w) {
+  if (!w.fp8) return at::mm(x.wide, w.value.t());
+  const at::Tensor out = at::empty({x.narrow.codes.size(0), w.fp8->rows}, w.value.options());
+  fp8_product(x.narrow, *w.fp8, out);
+  return out;
+}
+
+// The products of backward, from the gradient of x w^T.
+class Backward {
+ public:
+  Backward(const at::Tensor& grad, const Accumulated& w) : w_(w) {
+    if (w.fp8) {
+      narrow_ = cast_fp8(grad, kFp8Gradient, Fp8Copies::kBoth);
+    } else {
+      wide_ = grad;
+    }
+  }
+
+  void add_weight_gradient(const Factor& x) const {
+    if (w_.fp8) {
+      fp8_add_weight_gradient(narrow_, x.narrow, w_);
+    } else {
+      add_product(w_.grad, wide_, x.wide);
+    }
+  }
+  void add_weight_gradient(const at::Tensor& rows) const { add_weight_gradient(factor(rows, w_, Fp8Copies::kTransposed)); }
+  // The gradient of x, to which the columns of `grad` from `felt` on do not contribute; with fp8 the weight knows them.
+  at::Tensor input_gradient(int64_t felt) const {
+    if (w_.fp8) return fp8_input_gradient(narrow_, *w_.fp8);
+    return at::mm(wide_.narrow(1, 0, felt), w_.value.narrow(0, 0, felt));
+  }
+  at::Tensor input_gradient() const { return input_gradient(w_.value.size(0)); }
+
+ private:
+  const Accumulated& w_;
+  at::Tensor wide_;
+  Fp8Matrix narrow_;
+};
+
+// What a backward keeps of rows: the sum and the weight of their norm, the rows, or their transposed fp8 copy.
+variable_list kept_rows(const at::Tensor& x, const NormAgain& again, const Fp8Matrix& narrow = {}) {
+  if (again.sum.defined()) return {again.sum.detach(), again.weight, {}};
+  return narrow.transposed.defined() ? variable_list{narrow.transposed, {}, narrow.inverse} : variable_list{x, {}, {}};
+}
+Fp8Copies copies_for(const NormAgain& again) { return again.sum.defined() ? Fp8Copies::kCodes : Fp8Copies::kBoth; }
+at::Tensor rows_again(const at::Tensor& x, const at::Tensor& norm_weight, double eps) {
+  return norm_weight.defined() ? ops::row_kernels::norm_cuda(x.contiguous(), norm_weight, eps, {}).y : x;
+}
+// Adds the gradient of the weight, from what kept_rows() returned.
+void add_weight_gradient(const Backward& backward, const variable_list& kept, double eps) {
+  if (kept[2].defined()) {
+    backward.add_weight_gradient(Factor{{}, {{}, kept[0], kept[2]}});
+  } else {
+    backward.add_weight_gradient(as_rows(rows_again(kept[0], kept[1], eps)));
+  }
+}
+
 class Linear : public torch::autograd::Function<Linear> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Accumulated& w) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Accumulated& w, const NormAgain& again) {
+    const Factor rows = factor(as_rows(x), w, copies_for(again));
+    ctx->save_for_backward(kept_rows(x, again, rows.narrow));
+    ctx->saved_data["eps"] = again.eps;
     keep(ctx, w);
-    if (w.fp8) {
-      const Fp8Matrix narrow = cast_fp8(as_rows(x), kFp8);
-      const at::Tensor out = at::empty(shaped_as(x, w.fp8->rows), x.options());
-      fp8_product(narrow, *w.fp8, as_rows(out));
-      ctx->save_for_backward({narrow.transposed, narrow.inverse});
-      return out;
-    }
-    ctx->save_for_backward({x});
-    return at::mm(as_rows(x), w.value.t()).view(shaped_as(x, w.value.size(0)));
+    return product(rows, w).view(shaped_as(x, w.value.size(0)));
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const ops::WithoutAutocast plain_types;
-    const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor x = saved[0], grad = as_rows(grads[0]);
     const auto w = kept<Accumulated>(ctx);
-    if (w.fp8) {
-      const Fp8Matrix narrow = cast_fp8(grad, kFp8Gradient);
-      fp8_add_weight_gradient(narrow, {{}, saved[0], saved[1]}, w);
-      return {fp8_input_gradient(narrow, *w.fp8).view(shaped_as(grads[0], w.value.size(1))), at::Tensor()};
-    }
-    add_product(w.grad, grad, as_rows(x));
-    return {at::mm(grad, w.value).view(x.sizes()), at::Tensor()};
+    const Backward backward(as_rows(grads[0]), w);
+    add_weight_gradient(backward, ctx->get_saved_variables(), ctx->saved_data["eps"].toDouble());
+    return {backward.input_gradient().view(shaped_as(grads[0], w.value.size(1))), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -114,6 +171,73 @@ class SwigluHalves : public torch::autograd::Function<SwigluHalves> {
     p.grad_up = column(out, p.width);
     C10_CUDA_CHECK(rowwise::swiglu_backward_cuda(p, stream()));
     return {out};
+  }
+};
+
+// linear(swiglu_halves(y), w) for contiguous y, and the gradient of y.
+at::Tensor swiglu_product(const at::Tensor& y, const Accumulated& w) {
+  const at::Tensor half = at::empty(shaped_as(y, y.size(-1) / 2), y.options());
+  rowwise::SwigluCuda p = SwigluHalves::params(y);
+  p.out = half.mutable_data_ptr();
+  C10_CUDA_CHECK(rowwise::swiglu_cuda(p, stream()));
+  return product(factor(as_rows(half), w, Fp8Copies::kCodes), w).view(shaped_as(y, w.value.size(0)));
+}
+at::Tensor swiglu_product_backward(const at::Tensor& y, const Accumulated& w, const at::Tensor& grad) {
+  const Backward backward(grad, w);
+  const at::Tensor into_product = backward.input_gradient(), product = at::empty_like(into_product), out = at::empty_like(y);
+  rowwise::SwigluCuda p = SwigluHalves::params(y);
+  p.out = product.mutable_data_ptr();
+  p.grad = into_product.const_data_ptr();
+  p.grad_gate = column(out, 0);
+  p.grad_up = column(out, p.width);
+  C10_CUDA_CHECK(rowwise::swiglu_backward_cuda(p, stream()));
+  backward.add_weight_gradient(product);
+  return out;
+}
+
+class SwigluLinear : public torch::autograd::Function<SwigluLinear> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& y, const Accumulated& w) {
+    const c10::cuda::CUDAGuard guard(y.device());
+    const at::Tensor in = y.contiguous();
+    ctx->save_for_backward({in});
+    keep(ctx, w);
+    return swiglu_product(in, w);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const ops::WithoutAutocast plain_types;
+    const at::Tensor y = ctx->get_saved_variables()[0];
+    const c10::cuda::CUDAGuard guard(y.device());
+    return {swiglu_product_backward(y, kept<Accumulated>(ctx), as_rows(grads[0])), at::Tensor()};
+  }
+};
+
+class Mlp : public torch::autograd::Function<Mlp> {
+ public:
+  struct Parameters {
+    Accumulated gate_and_up, down;
+    double eps = 0;  // of the norm that gives the rows again
+  };
+
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Parameters& w, const NormAgain& again) {
+    const c10::cuda::CUDAGuard guard(x.device());
+    ctx->save_for_backward(kept_rows(x, again));
+    keep(ctx, w);
+    const at::Tensor y = product(factor(as_rows(x), w.gate_and_up, Fp8Copies::kCodes), w.gate_and_up);
+    return swiglu_product(y, w.down).view(x.sizes());
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const ops::WithoutAutocast plain_types;
+    const variable_list saved = ctx->get_saved_variables();
+    const auto w = kept<Parameters>(ctx);
+    const c10::cuda::CUDAGuard guard(saved[0].device());
+    const at::Tensor x = rows_again(saved[0], saved[1], w.eps);
+    const Factor rows = factor(as_rows(x), w.gate_and_up, Fp8Copies::kBoth);
+    const Backward backward(swiglu_product_backward(product(rows, w.gate_and_up), w.down, as_rows(grads[0])), w.gate_and_up);
+    backward.add_weight_gradient(rows);
+    return {backward.input_gradient().view(x.sizes()), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -170,6 +294,38 @@ class GatedNorm : public torch::autograd::Function<GatedNorm> {
     const ops::row_kernels::NormGrads out =
         ops::row_kernels::norm_backward_cuda(saved[0], weight.value, saved[1], saved[2], grads[0].contiguous(), {}, sums);
     return {out.x, out.gate, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+class GatedNormLinear : public torch::autograd::Function<GatedNormLinear> {
+ public:
+  struct Parameters {
+    Accumulated norm, product;
+    at::Tensor bias_grad;
+    double eps = 0;
+    std::function<at::Tensor()> gate;
+  };
+
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& gate, const Parameters& w) {
+    const at::Tensor in = x.contiguous(), by = gate.contiguous();
+    const ops::row_kernels::Norm gated = ops::row_kernels::norm_cuda(in, w.norm.value, w.eps, by);
+    ctx->save_for_backward({in, gated.rate});
+    keep(ctx, w);
+    const at::Tensor rows = gated.y.flatten(-2);
+    return product(factor(as_rows(rows), w.product, Fp8Copies::kCodes), w.product).view(shaped_as(rows, w.product.value.size(0)));
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const ops::WithoutAutocast plain_types;
+    const variable_list saved = ctx->get_saved_variables();
+    const auto w = kept<Parameters>(ctx);
+    const at::Tensor &x = saved[0], &rate = saved[1], gate = w.gate().view(x.sizes());
+    const Backward backward(as_rows(grads[0]), w.product);
+    backward.add_weight_gradient(as_rows(ops::row_kernels::norm_cuda(x, w.norm.value, w.eps, gate).y.flatten(-2)));
+    const at::Tensor into_rows = backward.input_gradient().view(x.sizes());
+    const ops::row_kernels::NormGrads out =
+        ops::row_kernels::norm_backward_cuda(x, w.norm.value, gate, rate, into_rows, {}, {w.norm.grad, w.bias_grad});
+    return {out.x, out.gate, at::Tensor()};
   }
 };
 
@@ -241,20 +397,43 @@ at::Tensor before_gradient(const FlowWeights& w, const variable_list& grads, int
   return at::cat(parts, 1).to(at::kBFloat16).unsqueeze(0);
 }
 
+// The convolutions of y, forward.
+std::array<at::Tensor, 3> convolve(const at::Tensor& y, const FlowWeights& w, const at::Tensor& tasks,
+                                   const std::array<at::Tensor, 3>& before) {
+  rowwise::ConvCuda conv = conv_params(w, y, tasks);
+  std::array<at::Tensor, 3> out;
+  for (size_t i = 0; i < 3; ++i) {
+    out[i] = at::empty({y.size(0), widths(w.layout)[i]}, y.options());
+    conv.input[i].y = out[i].mutable_data_ptr();
+    if (before[i].defined()) conv.input[i].before = before[i].const_data_ptr();
+  }
+  C10_CUDA_CHECK(rowwise::conv_cuda(conv, stream()));
+  return out;
+}
+
+// The second product of the output gate, [rows, H V].
+at::Tensor output_gate(const at::Tensor& y, const FlowWeights& w) {
+  return at::addmm(w.gate_bias.to(y.scalar_type()), y.narrow(1, w.layout.gate(), w.layout.rank), w.gate_second.value.t());
+}
+
 class FlowFunction : public torch::autograd::Function<FlowFunction> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const FlowWeights& w, const std::vector<int64_t>& offsets,
-                               const std::optional<at::Tensor>& before) {
+                               const std::optional<at::Tensor>& before, const NormAgain& again, at::Tensor* projected) {
     const c10::cuda::CUDAGuard guard(x.device());
     const at::Tensor first = before.value_or(at::Tensor());
     const at::Tensor tasks = ops::row_kernels::conv_tasks(offsets, x.device());
-    Fp8Matrix narrow;
-    if (w.projection.fp8) narrow = cast_fp8(as_rows(x), kFp8);
-    const auto [y, p] = project_rows(as_rows(x), w, tasks, rows_before(w, first, offsets.size() - 1), w.projection.fp8 ? &narrow : nullptr);
+    const Factor rows = factor(as_rows(x), w.projection, copies_for(again));
+    const auto [y, p] =
+        project_rows(as_rows(x), w, tasks, rows_before(w, first, offsets.size() - 1), w.projection.fp8 ? &rows.narrow : nullptr);
+    *projected = y;
     variable_list out;
     for (const at::Tensor& part : {p.q, p.k, p.v, p.log_alpha, p.beta, p.delta, p.gate})
       out.push_back(part.view(shaped_as(x, part.size(1))));
-    ctx->save_for_backward({w.projection.fp8 ? narrow.transposed : x, y, first, narrow.inverse});
+    variable_list kept = kept_rows(x, again, rows.narrow);
+    kept.insert(kept.end(), {y, first});
+    ctx->save_for_backward(std::move(kept));
+    ctx->saved_data["eps"] = again.eps;
     ctx->saved_data["offsets"] = offsets;
     keep(ctx, w);
     return out;
@@ -262,16 +441,16 @@ class FlowFunction : public torch::autograd::Function<FlowFunction> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &y = saved[1], &first = saved[2];  // x: with fp8 transposed, by saved[3]
+    const at::Tensor &y = saved[3], &first = saved[4];
     const auto w = kept<FlowWeights>(ctx);
     const std::vector<int64_t> offsets = ctx->saved_data["offsets"].toIntVector();
-    const c10::cuda::CUDAGuard guard(x.device());
+    const c10::cuda::CUDAGuard guard(y.device());
     const ProjectionLayout& at = w.layout;
     for (at::Tensor& g : grads) g = g.contiguous();
     const at::Tensor grad_y = rows_for(at, y);
     const auto single = y.options().dtype(at::kFloat);
 
-    const at::Tensor tasks = ops::row_kernels::conv_tasks(offsets, x.device());
+    const at::Tensor tasks = ops::row_kernels::conv_tasks(offsets, y.device());
     const std::array<at::Tensor, 3> before = rows_before(w, first, offsets.size() - 1);
     rowwise::ConvCuda conv = conv_params(w, y, tasks);
     for (size_t i = 0; i < 3; ++i) {
@@ -313,18 +492,11 @@ class FlowFunction : public torch::autograd::Function<FlowFunction> {
     at::Tensor low = grad_y.narrow(1, at.gate(), at.rank);
     at::mm_out(low, grad_gate, w.gate_second.value);
     add_product(w.gate_second.grad, grad_gate, y.narrow(1, at.gate(), at.rank));
-    at::Tensor grad_x;
-    if (w.projection.fp8) {
-      const Fp8Matrix narrow = cast_fp8(grad_y, kFp8Gradient);
-      fp8_add_weight_gradient(narrow, {{}, x, saved[3]}, w.projection);
-      grad_x = fp8_input_gradient(narrow, *w.projection.fp8);
-    } else {
-      add_product(w.projection.grad, grad_y, as_rows(x));
-      const int64_t felt = w.felt_columns();
-      grad_x = at::mm(grad_y.narrow(1, 0, felt), w.projection.value.narrow(0, 0, felt));
-    }
+    const Backward backward(grad_y, w.projection);
+    add_weight_gradient(backward, saved, ctx->saved_data["eps"].toDouble());
+    const at::Tensor grad_x = backward.input_gradient(w.felt_columns()).view(shaped_as(grads[0], w.projection.value.size(1)));
     const at::Tensor grad_before = first.defined() ? before_gradient(w, grads, offsets[1] - offsets[0]) : first;
-    return {grad_x.view(shaped_as(grads[0], grad_x.size(1))), at::Tensor(), at::Tensor(), grad_before};
+    return {grad_x, at::Tensor(), at::Tensor(), grad_before, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -372,9 +544,20 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
 
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, const Accumulated& w) { return Linear::apply(x, w); }
+at::Tensor linear(const at::Tensor& x, const Accumulated& w, const NormAgain& again) { return Linear::apply(x, w, again); }
 
 at::Tensor swiglu_halves(const at::Tensor& y) { return SwigluHalves::apply(y); }
+
+at::Tensor swiglu_linear(const at::Tensor& y, const Accumulated& w) { return SwigluLinear::apply(y, w); }
+
+at::Tensor mlp(const at::Tensor& x, const Accumulated& gate_and_up, const Accumulated& down, const NormAgain& again) {
+  return Mlp::apply(x, Mlp::Parameters{gate_and_up, down, again.eps}, again);
+}
+
+at::Tensor gated_rms_norm_linear(const at::Tensor& x, const Accumulated& weight, double eps, const at::Tensor& gate,
+                                 const std::function<at::Tensor()>& again, const at::Tensor& bias_grad, const Accumulated& w) {
+  return GatedNormLinear::apply(x, gate, GatedNormLinear::Parameters{weight, w, bias_grad, eps, again});
+}
 
 AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& plus, const Accumulated& weight, double eps,
                        const std::function<void()>& completed) {
@@ -397,21 +580,14 @@ FlowRows project_rows(const at::Tensor& x, const FlowWeights& w, const at::Tenso
   at::Tensor to = out.y.narrow(1, wide, at.columns() - wide);
   at::mm_out(to, x, w.projection.value.narrow(0, wide, at.columns() - wide).t());
   FlowProjections& p = out.p;
-  rowwise::ConvCuda conv = conv_params(w, out.y, tasks);
-  at::Tensor* const convolved[3] = {&p.q, &p.k, &p.v};
-  for (size_t i = 0; i < 3; ++i) {
-    *convolved[i] = at::empty({rows, widths(at)[i]}, x.options());
-    conv.input[i].y = convolved[i]->mutable_data_ptr();
-    if (before[i].defined()) conv.input[i].before = before[i].const_data_ptr();
-  }
-  C10_CUDA_CHECK(rowwise::conv_cuda(conv, stream()));
+  std::tie(p.q, p.k, p.v) = std::tuple_cat(convolve(out.y, w, tasks, before));
   for (at::Tensor* gate : {&p.log_alpha, &p.beta, &p.delta}) *gate = at::empty({rows, at.heads}, single);
   rowwise::GatesCuda gates = gates_params(w, out.y);
   gates.log_alpha = p.log_alpha.data_ptr<float>();
   gates.beta = p.beta.data_ptr<float>();
   gates.delta = p.delta.data_ptr<float>();
   C10_CUDA_CHECK(rowwise::gates_cuda(gates, stream()));
-  p.gate = at::addmm(w.gate_bias.to(x.scalar_type()), out.y.narrow(1, at.gate(), at.rank), w.gate_second.value.t());
+  p.gate = output_gate(out.y, w);
   return out;
 }
 
@@ -432,6 +608,11 @@ void conv_tails(const at::Tensor& y, const FlowWeights& w, const int64_t* border
 
 FlowProjections flow_projections(const at::Tensor& x, const FlowWeights& w, const std::optional<at::Tensor>& cu_seqlens,
                                  const at::Tensor& before) {
+  return flow_projections_again(x, w, cu_seqlens, before, {}).p;
+}
+
+FlowAgain flow_projections_again(const at::Tensor& x, const FlowWeights& w, const std::optional<at::Tensor>& cu_seqlens,
+                                 const at::Tensor& before, const NormAgain& again) {
   constexpr const char* kOp = "flow_projections";
   ops::check::shape(kOp, "x", x, {{"B", -1}, {"T", -1}, {"D", w.projection.value.size(1)}});
   std::vector<int64_t> offsets;
@@ -444,8 +625,17 @@ FlowProjections flow_projections(const at::Tensor& x, const FlowWeights& w, cons
   if (before.defined()) {
     ops::check::shape(kOp, "before", before, {{"1", 1}, {"taps - 1", w.conv[0].value.size(2) - 1}, {"widths", w.layout.gate()}});
   }
-  const variable_list out = FlowFunction::apply(x, w, offsets, before.defined() ? std::optional(before) : std::nullopt);
-  return {out[0], out[1], out[2], out[3], out[4], out[5], out[6]};
+  at::Tensor y;
+  const variable_list out = FlowFunction::apply(x, w, offsets, before.defined() ? std::optional(before) : std::nullopt, again, &y);
+  const auto convolved = [y, w, offsets, first = before.defined() ? before.detach() : before, shape = x.sizes().vec()] {
+    const c10::cuda::CUDAGuard guard(y.device());
+    std::array<at::Tensor, 3> rows =
+        convolve(y, w, ops::row_kernels::conv_tasks(offsets, y.device()), rows_before(w, first, offsets.size() - 1));
+    for (at::Tensor& part : rows) part = part.view({shape[0], shape[1], w.layout.heads, -1});
+    return rows;
+  };
+  const auto gate = [y, w] { return output_gate(y, w); };
+  return {{out[0], out[1], out[2], out[3], out[4], out[5], out[6]}, convolved, gate};
 }
 
 FlowProjections flow_projections_step(const at::Tensor& x, const FlowWeights& w, const std::array<at::Tensor, 3>& tails) {
