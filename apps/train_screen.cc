@@ -9,6 +9,7 @@
 
 #include "apps/parse.h"
 #include "apps/timing.h"
+#include "cyfa/train/trainer.h"
 
 namespace cyfa::app {
 namespace {
@@ -20,7 +21,7 @@ double measured_peak(const Recipe& recipe) {
   constexpr double kLongEnough = 0.02;  // seconds
   constexpr int kRepeats = 4;
   const at::Device device = parse_device(recipe.device);
-  const auto options = at::TensorOptions(device).dtype(recipe.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
+  const auto options = at::TensorOptions(device).dtype(compute_type(recipe).value_or(at::kFloat));
   double best = 0;
   for (int64_t n = kFirst; n <= kMost; n *= 2) {
     const at::Tensor a = at::full({n, n}, 0.5, options), b = at::full({n, n}, 0.25, options);

@@ -41,6 +41,11 @@ const EngineKind& chosen(const std::string& what, const std::string& name, const
     if (!list[i].refusal.empty()) throw std::invalid_argument(what + ": engine " + name + " refuses: " + list[i].refusal);
     return kEngines[i];
   }
+  if (name == "auto") {
+    std::string reasons;
+    for (const EngineOffer& offer : list) reasons += "; " + offer.name + ": " + offer.refusal;
+    throw std::invalid_argument(what + ": no engine takes the model" + reasons);
+  }
   throw std::invalid_argument(what + ": no engine is called " + name + "; wanted one of " + known + io::did_you_mean(name, engine_names()));
 }
 

@@ -99,7 +99,8 @@ class TrainEngine {
 
 // Options of prepare_training().
 struct TrainOptions {
-  std::optional<at::ScalarType> compute = {};  // type of the matrices; default: their stored type
+  // Type of the matrices; default: their stored type. kFloat8_e4m3fn: bf16, but the large products of layers in fp8 (sm90 only).
+  std::optional<at::ScalarType> compute = {};
   std::string engine = "auto";
   bool recompute = false;  // activation checkpointing: recompute each layer in backward
   // Do not keep what one launch computes again from what is kept: normed rows, the product of a SwiGLU, the output gate and the gated rows,

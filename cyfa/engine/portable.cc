@@ -58,7 +58,10 @@ class PortableTraining final : public TrainEngine {
 
 }  // namespace
 
-std::string refusal(const CausalLM&, std::optional<at::ScalarType>) { return {}; }
+std::string refusal(const CausalLM&, std::optional<at::ScalarType> compute) {
+  if (compute != at::kFloat8_e4m3fn) return {};
+  return "it has no products in fp8; they need the training engine sm90 on a Hopper GPU";
+}
 
 std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, const StepOptions& options) {
   return std::make_unique<PortableStep>(model, options.compute);

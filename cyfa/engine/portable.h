@@ -5,7 +5,7 @@
 
 namespace cyfa::portable {
 
-std::string refusal(const CausalLM& model, std::optional<at::ScalarType> compute);  // always empty
+std::string refusal(const CausalLM& model, std::optional<at::ScalarType> compute);  // only of fp8
 // The engines for decoding and for training.
 std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, const StepOptions& options);
 std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, const TrainOptions& options);

@@ -120,8 +120,6 @@ Recipe recipe_of(const Json& key, const Place& place) {
   return recipe;
 }
 
-std::optional<at::ScalarType> compute_type(const Recipe& r) { return r.dtype == "bf16" ? std::optional(at::kBFloat16) : std::nullopt; }
-
 // Runs the trainer. Nothing if it was stopped; else the reason for which training failed, or an empty text.
 std::optional<std::string> train(Session& session, const Progress& progress, const std::function<bool()>& should_stop,
                                  const std::function<bool()>& is_enough = {}) {

@@ -151,7 +151,10 @@ const std::vector<RecipeKey>& recipe_keys() {
       {"clip", &Recipe::clip, "clip the gradient norm to this value; 0 for no clipping"},
       {"seed", &Recipe::seed, "seed of the initial parameters and of the data order", kOrder},
       {"device", &Recipe::device, "cpu or cuda"},
-      {"dtype", &Recipe::dtype, "fp32, or bf16 for mixed precision: matrix products in bf16, parameters and updates in fp32"},
+      {"dtype", &Recipe::dtype,
+       "fp32, or bf16 for mixed precision: matrix products in bf16, parameters and updates in fp32; fp8: as bf16, with the large products "
+       "of "
+       "layers in fp8 (engine sm90)"},
       {"engine", &Recipe::engine,
        "training engine: auto, or the name of one; if that engine does not support the model, the error says why"},
       {"recompute", &Recipe::recompute, "activation checkpointing: less memory, about a third more time"},
@@ -219,7 +222,8 @@ void Recipe::check() const {
   at_least("weight_decay", weight_decay, 0);
   at_least("clip", clip, 0);
   if (device != "cpu" && device != "cuda") refuse("device", io::printable(device), "cpu or cuda");
-  if (dtype != "fp32" && dtype != "bf16") refuse("dtype", io::printable(dtype), "fp32 or bf16");
+  if (dtype != "fp32" && dtype != "bf16" && dtype != "fp8") refuse("dtype", io::printable(dtype), "fp32, bf16 or fp8");
+  if (dtype == "fp8" && device != "cuda") refuse("dtype", "fp8", "fp32 or bf16 on device " + device + "; fp8 needs a Hopper GPU");
   at_least("threads", static_cast<double>(threads), 0);
   if (shard != "none" && shard != "optimizer") refuse("shard", io::printable(shard), "none or optimizer");
   if (reduce != "fp32" && reduce != "bf16") refuse("reduce", io::printable(reduce), "fp32 or bf16");

@@ -34,7 +34,9 @@ struct Recipe {
   // Execution
   uint64_t seed = 42;
   std::string device = "cpu";
-  std::string dtype = "fp32";   // fp32, or bf16 for mixed precision: matrix products in bf16, parameters and updates in fp32
+  // fp32, or bf16 for mixed precision: matrix products in bf16, parameters and updates in fp32. fp8: as bf16, with the large products of
+  // layers in fp8.
+  std::string dtype = "fp32";
   std::string engine = "auto";  // training engine: auto, portable, sm90
   bool recompute = false;       // activation checkpointing
   bool recompute_rows = false;  // compute norms, gates, SwiGLUs and convolutions again in backward

@@ -64,7 +64,7 @@ int64_t counted_targets(const TrainBatch& batch) { return batch.targets.ne(ops::
 // Rounds the parameters that a sharded optimizer keeps exact to the type in which the model computes with them. Returns all exact values.
 std::vector<at::Tensor> round_parameters(CausalLM& model, const Recipe& recipe, const Group& group) {
   std::vector<at::Tensor> exact = model.parameters();
-  if (group.alone() || recipe.shard != "optimizer" || recipe.dtype != "bf16") return exact;
+  if (group.alone() || recipe.shard != "optimizer" || compute_type(recipe) != at::kBFloat16) return exact;
   for (ParameterId id = 0; id < exact.size(); ++id) {
     if (model.table().specs()[id].role == Role::kMatrix) model.parameters()[id] = exact[id].detach().to(at::kBFloat16);
   }
@@ -93,7 +93,8 @@ Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, Batch
   recipe.check();
   for (at::Tensor& p : model_.parameters()) p.requires_grad_();
   if (!context_.alone()) check_context();
-  engine_ = prepare_training(model_, {compute(), recipe_.engine, recipe_.recompute, recipe_.recompute_rows, recipe_.recompute_mlp});
+  engine_ = prepare_training(
+      model_, {engine_compute_type(recipe_), recipe_.engine, recipe_.recompute, recipe_.recompute_rows, recipe_.recompute_mlp});
   if (group_.alone()) return;
   engine_->complete_early([this](ParameterId id) { exchange_.completed(id); });
   if (recipe_.shard == "optimizer") reads_late_ = engine_->read_late([this](ParameterId id) { exchange_.receive_parameter(id); });
@@ -105,7 +106,7 @@ void Trainer::check_context() const {
   const at::Tensor ids = at::zeros({1, 2}, at::TensorOptions(at::kLong).device(model_.device()));
   const CutBatch batch = cut_batch({}, ids, ids, std::nullopt);
   try {
-    model_.loss(model_.weights(compute()).with_cut(batch.cut), batch.inputs, batch.targets, batch.cu_seqlens);
+    model_.loss(model_.weights(compute_type(recipe_)).with_cut(batch.cut), batch.inputs, batch.targets, batch.cu_seqlens);
   } catch (const ops::ArgumentError& e) {
     throw std::invalid_argument("recipe: context_ranks is " + std::to_string(context_.size()) + ", but " + e.what());
   }
@@ -123,6 +124,14 @@ TrainBatch Trainer::own_stretch(TrainBatch batch) const {
   if (context_.alone()) return batch;
   CutBatch cut = cut_batch(context_, batch.inputs, batch.targets, batch.cu_seqlens);
   return {cut.inputs, cut.targets, cut.cu_seqlens, std::move(cut.cut)};
+}
+
+std::optional<at::ScalarType> compute_type(const Recipe& recipe) {
+  return recipe.dtype == "fp32" ? std::nullopt : std::optional(at::kBFloat16);
+}
+
+std::optional<at::ScalarType> engine_compute_type(const Recipe& recipe) {
+  return recipe.dtype == "fp8" ? at::kFloat8_e4m3fn : compute_type(recipe);
 }
 
 void Trainer::resume(const RunCheckpoint& checkpoint) {
@@ -280,7 +289,7 @@ Trainer::AfterStep Trainer::agree(bool stop, bool save) const {
 
 double Trainer::evaluate() const {
   const at::NoGradGuard no_grad;
-  const Weights w = model_.weights(compute());
+  const Weights w = model_.weights(compute_type(recipe_));
   std::vector<double> sums;
   std::vector<double> targets;
   for (int64_t i = 0; i < recipe_.eval_batches; ++i) {
@@ -402,7 +411,8 @@ int64_t Trainer::run_steps() {
     if (health && group_.leads()) {
       Json figures = Json::object();
       const at::NoGradGuard no_grad;
-      for (const Figure& f : model_.health(model_.weights(compute()), train_(0).inputs.narrow(0, 0, 1))) figures[f.name] = f.value;
+      for (const Figure& f : model_.health(model_.weights(compute_type(recipe_)), train_(0).inputs.narrow(0, 0, 1)))
+        figures[f.name] = f.value;
       row["memory"] = figures;
     }
     if (on_step) on_step(row);

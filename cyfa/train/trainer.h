@@ -32,6 +32,10 @@ class TrainingError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The types of a recipe's matrices: in the plain model, where fp8 means bf16, and as TrainOptions::compute.
+std::optional<at::ScalarType> compute_type(const Recipe& recipe);
+std::optional<at::ScalarType> engine_compute_type(const Recipe& recipe);
+
 // Trains one model.
 class Trainer {
  public:
@@ -96,7 +100,6 @@ class Trainer {
   void finish_save();  // nothing if no checkpoint is being written
   void watch(double loss, double norm);
   std::string way_back() const;  // the last checkpoint from before the first sign, and how to go back there
-  std::optional<at::ScalarType> compute() const { return recipe_.dtype == "bf16" ? std::optional(at::kBFloat16) : std::nullopt; }
 
   CausalLM& model_;
   Recipe recipe_;

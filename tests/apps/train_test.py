@@ -96,7 +96,7 @@ class Train(CliTest):
     def test_what_cannot_be(self):
         run_folder = self.folder / "run"
         for absurd in ("steps=0", "batch=0", "batch=-4", "context=0", "accumulate=3", "clip=-1", "rate=-1", "rate=nan", "threads=-1",
-                       "dtype=fp8", "device=tpu"):
+                       "dtype=fp4", "dtype=fp8", "device=tpu"):
             self.check_error(run("train", run_folder, *self.keys, absurd), absurd.split("=")[0])
         self.check_error(run("train", run_folder, *self.keys, "setps=3"), "setps")
         self.check_error(run("train", run_folder, *self.keys, "rate=x"), "rate")

@@ -299,6 +299,15 @@ TEST(Engine, RefusalsHaveReasons) {
     EXPECT_NE(std::string(e.what()).find("auto, sm90, portable"), std::string::npos) << e.what();
   }
   EXPECT_NE(recording_refusal(m), "");
+  try {
+    prepare_training(m, {.compute = at::kFloat8_e4m3fn});
+    ADD_FAILURE() << "products in fp8 on a CPU";
+  } catch (const std::invalid_argument& e) {
+    EXPECT_NE(std::string(e.what()).find("fp8"), std::string::npos) << e.what();
+    for (const EngineOffer& offer : train_engines(m, at::kFloat8_e4m3fn)) {
+      EXPECT_NE(std::string(e.what()).find(offer.name + ": " + offer.refusal), std::string::npos) << e.what();
+    }
+  }
 }
 
 TEST(Engine, BadInputIsRefusedAndChangesNothing) {

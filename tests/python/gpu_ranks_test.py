@@ -55,7 +55,9 @@ def runs(tmp_path_factory):
     for name, process in started.items():
         out, _ = process.communicate(timeout=300)
         done[name] = {"status": process.returncode, "out": out}
-        if process.returncode == 0:
+        if process.returncode:
+            print(name, out[-3000:], sep="\n")
+        else:
             done[name]["rows"] = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
             done[name]["engine"] = json.loads((folder / name / "manifest.json").read_text())["engine"]
     return done

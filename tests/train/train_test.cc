@@ -72,6 +72,7 @@ TEST(Recipe, ErrorsNameTheKey) {
   };
   const std::string model = "model = \"m\"\n";
   EXPECT_EQ(error(model), "no error");
+  EXPECT_EQ(error(model + "dtype = \"fp8\"\ndevice = \"cuda\""), "no error");
   for (const auto& [text, words] : std::vector<std::pair<std::string, std::string>>{{"setps = 3", "setps"},
                                                                                     {"steps = \"3\"", "steps"},
                                                                                     {"steps = 1.5", "steps"},
@@ -81,7 +82,8 @@ TEST(Recipe, ErrorsNameTheKey) {
                                                                                     {"schedule = \"linear\"", "schedule"},
                                                                                     {"beta2 = 1.0", "beta2"},
                                                                                     {"accumulate = 3", "accumulate"},
-                                                                                    {"dtype = \"fp8\"", "dtype"},
+                                                                                    {"dtype = \"fp4\"", "dtype"},
+                                                                                    {"dtype = \"fp8\"", "Hopper"},
                                                                                     {"steps = ", "line"}}) {
     EXPECT_NE(error(model + text).find(words), std::string::npos) << text << ": " << error(model + text);
   }

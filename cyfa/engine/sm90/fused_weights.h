@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <utility>
 
 #include "cyfa/kernels/cyclic_flow/projection_layout.h"
@@ -11,10 +12,13 @@
 
 namespace cyfa::fused {
 
+struct Fp8Weight;  // fp8_products.h
+
 // A weight and the buffer to which backward adds its gradient.
 struct Accumulated {
-  at::Tensor value;  // matrices in bf16, everything else in fp32; not tracked by autograd
-  at::Tensor grad;   // fp32, same shape; undefined outside training
+  at::Tensor value;                     // matrices in bf16, everything else in fp32; not tracked by autograd
+  at::Tensor grad;                      // fp32, same shape; undefined outside training
+  std::shared_ptr<Fp8Weight> fp8 = {};  // null: products in bf16
 
   bool defined() const { return value.defined(); }
 };
@@ -29,6 +33,9 @@ struct FlowWeights {
   at::Tensor gate_bias;                        // [H V]: bf16 for steps, fp32 in training, where the gated norm accumulates its gradient
   Accumulated dt_bias, A_log, b_bias, d_bias;  // [H]
   bool clock_stop_gradient = false;            // no gradient flows from d to x
+
+  // Gradients flow to x from the projection's columns before this one.
+  int64_t felt_columns() const { return clock_stop_gradient ? layout.d() : layout.columns(); }
 };
 
 // Why the kernels do not support the width of config key `key`; empty if they do.

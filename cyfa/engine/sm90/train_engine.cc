@@ -1,6 +1,7 @@
-// Training on Hopper with matrices in bf16. Once per step, all fused matrices are converted to bf16 in one array: in one launch, or layer
-// by layer where parameters arrive from other ranks while forward runs. Their gradients are accumulated in fp32 in a second array, of which
-// the parameters' grad() are views. All other parameters are handled as in the plain model: differentiable casts, gradients by autograd.
+// Training on Hopper with matrices in bf16, of which the layers' large products may be in fp8 (fp8_products.h). Once per step, all fused
+// matrices are converted to bf16 in one array: in one launch, or layer by layer where parameters arrive from other ranks while forward
+// runs. Their gradients are accumulated in fp32 in a second array, of which the parameters' grad() are views. All other parameters are
+// handled as in the plain model: differentiable casts, gradients by autograd.
 #include <set>
 #include <utility>
 
@@ -27,6 +28,7 @@ struct TrainLayer {
   Accumulated convolved;  // the rows of flow.projection whose products are convolved
   Accumulated gate_bias, o_norm, o_proj;
   Accumulated mixer_norm, mlp_norm, gate_and_up, down;
+  std::vector<std::shared_ptr<Fp8Weight>> in_fp8;
 };
 
 // The fused weights of a model and their gradients, in two arrays. First add all members, then call allocate(), which sets their tensors.
@@ -232,6 +234,7 @@ class Sm90Training final : public TrainEngine {
     }
     arena_.allocate();
     for (const auto& layer : layers_) {
+      if (options.compute == kFp8) put_in_fp8(*layer);
       layer->flow.gate_bias = layer->gate_bias.value;
       if (layer->spec != nullptr) layer->convolved = first_rows(layer->flow.projection, layer->flow.layout.gate());
       layer->members = arena_.members(layer->first, layer->block->table().specs().size());
@@ -245,7 +248,10 @@ class Sm90Training final : public TrainEngine {
   std::vector<std::string> notes() const override { return {notes_.begin(), notes_.end()}; }
   void begin_step(std::optional<uint64_t> noise) override {
     weights_ = arena_.begin_step(arrive_);
-    if (!arrive_) arena_.read(arena_.members(0, model_.parameters().size()));  // all in one launch
+    if (!arrive_) {
+      arena_.read(arena_.members(0, model_.parameters().size()));  // all in one launch
+      for (const auto& layer : layers_) cast_weights(*layer);
+    }
     read_ = 0;
     noise_ = noise;
     losses_ = 0;
@@ -266,7 +272,7 @@ class Sm90Training final : public TrainEngine {
     const Weights all = noise_ ? cut.with_noise(mixed_seed(*noise_, losses_++)) : cut;
     Residual residual = {model_.embed(all, ids), {}};
     for (size_t i = 0; i < layers_.size(); ++i) {
-      read_part(i, layers_[i]->members);
+      if (read_part(i, layers_[i]->members)) cast_weights(*layers_[i]);
       const Weights w = model_.layers()[i].weights(all);
       const std::function<void()> completed = completing(layers_[i]->members);
       if (recompute_ && at::GradMode::is_enabled()) {
@@ -322,12 +328,37 @@ class Sm90Training final : public TrainEngine {
   }
 
   // With read_late(): waits for the members of a part, which are the layers in order and then the norm and the head, and converts them,
-  // when a step first uses them.
-  void read_part(size_t part, const std::vector<ParameterId>& members) {
-    if (!arrive_ || part < read_) return;
+  // when a step first uses them. Returns whether it did.
+  bool read_part(size_t part, const std::vector<ParameterId>& members) {
+    if (!arrive_ || part < read_) return false;
     for (auto id = members.rbegin(); id != members.rend(); ++id) arrive_(*id);
     arena_.read(members);
     read_ = part + 1;
+    return true;
+  }
+
+  void put_in_fp8(TrainLayer& t) {
+    const auto put = [&](Accumulated& w, int64_t rows, int64_t felt) {
+      if (!w.defined()) return;
+      if (const std::string refusal = fp8_refusal(rows, w.value.size(1)); !refusal.empty()) {
+        notes_.insert("products in bf16: " + refusal);
+        return;
+      }
+      t.in_fp8.push_back(w.fp8 = fp8_weight(w.value, rows, felt));
+    };
+    const auto put_whole = [&](Accumulated& w) {
+      if (w.defined()) put(w, w.value.size(0), w.value.size(0));
+    };
+    // The gates a, b and d are computed in bf16. The clock is the sum of a gate over the whole sequence, so a systematic error in d, such
+    // as that of a rounded weight, would grow with the length.
+    put(t.flow.projection, t.flow.layout.a(), t.flow.felt_columns());
+    put_whole(t.o_proj);
+    put_whole(t.gate_and_up);
+    put_whole(t.down);
+  }
+
+  static void cast_weights(TrainLayer& t) {
+    for (const auto& w : t.in_fp8) w->begin_step();
   }
 
   // What backward calls when the gradients of these members are complete; it may outlive the engine.
@@ -362,9 +393,12 @@ std::string train_refusal(const CausalLM& model, std::optional<at::ScalarType> c
     if (type == at::kFloat || (type == at::kBFloat16 && model.table().specs()[id].role == Role::kMatrix)) continue;
     return model.table().specs()[id].name + " is stored in " + c10::toString(type) + ", wanted fp32, or bf16 for a matrix";
   }
-  if (compute != at::kBFloat16) return "matrices are computed in fp32, the kernels take bf16";
+  if (compute != at::kBFloat16 && compute != kFp8) return "matrices are computed in fp32, the kernels take bf16";
   const ModelConfig& c = model.config();
   if (const std::string reason = norm_refusal("hidden_size", c.backbone.hidden_size); !reason.empty()) return reason;
+  if (compute == kFp8 && c.backbone.hidden_size % 16 != 0) {
+    return "hidden_size " + std::to_string(c.backbone.hidden_size) + " is not a multiple of 16, which products in fp8 need";
+  }
   return c.intermediate_size == 0 ? std::string() : columns_refusal("intermediate_size", c.intermediate_size);
 }
 

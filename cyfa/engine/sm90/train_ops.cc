@@ -52,30 +52,90 @@ T kept(AutogradContext* ctx) {
   return c10::static_intrusive_pointer_cast<Kept<T>>(ctx->saved_data["kept"].toCapsule())->value;
 }
 
-// What a backward keeps of rows: the sum and the weight of their norm, or the rows. And the rows from it.
-variable_list kept_rows(const at::Tensor& x, const NormAgain& again) {
-  return again.sum.defined() ? variable_list{again.sum.detach(), again.weight} : variable_list{x, {}};
+// Rows x as a factor of products with one weight: in bf16, or in fp8 if the weight is.
+struct Factor {
+  at::Tensor wide;
+  Fp8Matrix narrow;
+};
+Factor factor(const at::Tensor& rows, const Accumulated& w, Fp8Copies copies) {
+  if (!w.fp8) return {rows, {}};
+  return {{}, cast_fp8(rows, kFp8, copies)};
 }
+
+// x w^T
+at::Tensor product(const Factor& x, const Accumulated& w) {
+  if (!w.fp8) return at::mm(x.wide, w.value.t());
+  const at::Tensor out = at::empty({x.narrow.codes.size(0), w.fp8->rows}, w.value.options());
+  fp8_product(x.narrow, *w.fp8, out);
+  return out;
+}
+
+// The products of backward, from the gradient of x w^T.
+class Backward {
+ public:
+  Backward(const at::Tensor& grad, const Accumulated& w) : w_(w) {
+    if (w.fp8) {
+      narrow_ = cast_fp8(grad, kFp8Gradient, Fp8Copies::kBoth);
+    } else {
+      wide_ = grad;
+    }
+  }
+
+  void add_weight_gradient(const Factor& x) const {
+    if (w_.fp8) {
+      fp8_add_weight_gradient(narrow_, x.narrow, w_);
+    } else {
+      add_product(w_.grad, wide_, x.wide);
+    }
+  }
+  void add_weight_gradient(const at::Tensor& rows) const { add_weight_gradient(factor(rows, w_, Fp8Copies::kTransposed)); }
+  // The gradient of x, to which the columns of `grad` from `felt` on do not contribute; with fp8 the weight knows them.
+  at::Tensor input_gradient(int64_t felt) const {
+    if (w_.fp8) return fp8_input_gradient(narrow_, *w_.fp8);
+    return at::mm(wide_.narrow(1, 0, felt), w_.value.narrow(0, 0, felt));
+  }
+  at::Tensor input_gradient() const { return input_gradient(w_.value.size(0)); }
+
+ private:
+  const Accumulated& w_;
+  at::Tensor wide_;
+  Fp8Matrix narrow_;
+};
+
+// What a backward keeps of rows: the sum and the weight of their norm, the rows, or their transposed fp8 copy.
+variable_list kept_rows(const at::Tensor& x, const NormAgain& again, const Fp8Matrix& narrow = {}) {
+  if (again.sum.defined()) return {again.sum.detach(), again.weight, {}};
+  return narrow.transposed.defined() ? variable_list{narrow.transposed, {}, narrow.inverse} : variable_list{x, {}, {}};
+}
+Fp8Copies copies_for(const NormAgain& again) { return again.sum.defined() ? Fp8Copies::kCodes : Fp8Copies::kBoth; }
 at::Tensor rows_again(const at::Tensor& x, const at::Tensor& norm_weight, double eps) {
   return norm_weight.defined() ? ops::row_kernels::norm_cuda(x.contiguous(), norm_weight, eps, {}).y : x;
+}
+// Adds the gradient of the weight, from what kept_rows() returned.
+void add_weight_gradient(const Backward& backward, const variable_list& kept, double eps) {
+  if (kept[2].defined()) {
+    backward.add_weight_gradient(Factor{{}, {{}, kept[0], kept[2]}});
+  } else {
+    backward.add_weight_gradient(as_rows(rows_again(kept[0], kept[1], eps)));
+  }
 }
 
 class Linear : public torch::autograd::Function<Linear> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Accumulated& w, const NormAgain& again) {
-    ctx->save_for_backward(kept_rows(x, again));
+    const Factor rows = factor(as_rows(x), w, copies_for(again));
+    ctx->save_for_backward(kept_rows(x, again, rows.narrow));
     ctx->saved_data["eps"] = again.eps;
     keep(ctx, w);
-    return at::mm(as_rows(x), w.value.t()).view(shaped_as(x, w.value.size(0)));
+    return product(rows, w).view(shaped_as(x, w.value.size(0)));
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const ops::WithoutAutocast plain_types;
-    const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor x = rows_again(saved[0], saved[1], ctx->saved_data["eps"].toDouble()), grad = as_rows(grads[0]);
     const auto w = kept<Accumulated>(ctx);
-    add_product(w.grad, grad, as_rows(x));
-    return {at::mm(grad, w.value).view(x.sizes()), at::Tensor(), at::Tensor()};
+    const Backward backward(as_rows(grads[0]), w);
+    add_weight_gradient(backward, ctx->get_saved_variables(), ctx->saved_data["eps"].toDouble());
+    return {backward.input_gradient().view(shaped_as(grads[0], w.value.size(1))), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -116,21 +176,22 @@ class SwigluHalves : public torch::autograd::Function<SwigluHalves> {
 
 // linear(swiglu_halves(y), w) for contiguous y, and the gradient of y.
 at::Tensor swiglu_product(const at::Tensor& y, const Accumulated& w) {
-  const at::Tensor product = at::empty(shaped_as(y, y.size(-1) / 2), y.options());
+  const at::Tensor half = at::empty(shaped_as(y, y.size(-1) / 2), y.options());
   rowwise::SwigluCuda p = SwigluHalves::params(y);
-  p.out = product.mutable_data_ptr();
+  p.out = half.mutable_data_ptr();
   C10_CUDA_CHECK(rowwise::swiglu_cuda(p, stream()));
-  return at::mm(as_rows(product), w.value.t()).view(shaped_as(y, w.value.size(0)));
+  return product(factor(as_rows(half), w, Fp8Copies::kCodes), w).view(shaped_as(y, w.value.size(0)));
 }
 at::Tensor swiglu_product_backward(const at::Tensor& y, const Accumulated& w, const at::Tensor& grad) {
-  const at::Tensor into_product = at::mm(grad, w.value), product = at::empty_like(into_product), out = at::empty_like(y);
+  const Backward backward(grad, w);
+  const at::Tensor into_product = backward.input_gradient(), product = at::empty_like(into_product), out = at::empty_like(y);
   rowwise::SwigluCuda p = SwigluHalves::params(y);
   p.out = product.mutable_data_ptr();
   p.grad = into_product.const_data_ptr();
   p.grad_gate = column(out, 0);
   p.grad_up = column(out, p.width);
   C10_CUDA_CHECK(rowwise::swiglu_backward_cuda(p, stream()));
-  add_product(w.grad, grad, product);
+  backward.add_weight_gradient(product);
   return out;
 }
 
@@ -163,7 +224,7 @@ class Mlp : public torch::autograd::Function<Mlp> {
     const c10::cuda::CUDAGuard guard(x.device());
     ctx->save_for_backward(kept_rows(x, again));
     keep(ctx, w);
-    const at::Tensor y = at::mm(as_rows(x), w.gate_and_up.value.t());
+    const at::Tensor y = product(factor(as_rows(x), w.gate_and_up, Fp8Copies::kCodes), w.gate_and_up);
     return swiglu_product(y, w.down).view(x.sizes());
   }
 
@@ -172,10 +233,11 @@ class Mlp : public torch::autograd::Function<Mlp> {
     const variable_list saved = ctx->get_saved_variables();
     const auto w = kept<Parameters>(ctx);
     const c10::cuda::CUDAGuard guard(saved[0].device());
-    const at::Tensor x = rows_again(saved[0], saved[1], w.eps), rows = as_rows(x);
-    const at::Tensor into_y = swiglu_product_backward(at::mm(rows, w.gate_and_up.value.t()), w.down, as_rows(grads[0]));
-    add_product(w.gate_and_up.grad, into_y, rows);
-    return {at::mm(into_y, w.gate_and_up.value).view(x.sizes()), at::Tensor(), at::Tensor()};
+    const at::Tensor x = rows_again(saved[0], saved[1], w.eps);
+    const Factor rows = factor(as_rows(x), w.gate_and_up, Fp8Copies::kBoth);
+    const Backward backward(swiglu_product_backward(product(rows, w.gate_and_up), w.down, as_rows(grads[0])), w.gate_and_up);
+    backward.add_weight_gradient(rows);
+    return {backward.input_gradient().view(x.sizes()), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -250,19 +312,17 @@ class GatedNormLinear : public torch::autograd::Function<GatedNormLinear> {
     ctx->save_for_backward({in, gated.rate});
     keep(ctx, w);
     const at::Tensor rows = gated.y.flatten(-2);
-    return at::mm(as_rows(rows), w.product.value.t()).view(shaped_as(rows, w.product.value.size(0)));
+    return product(factor(as_rows(rows), w.product, Fp8Copies::kCodes), w.product).view(shaped_as(rows, w.product.value.size(0)));
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const ops::WithoutAutocast plain_types;
     const variable_list saved = ctx->get_saved_variables();
     const auto w = kept<Parameters>(ctx);
-    const at::Tensor &x = saved[0], &rate = saved[1], gate = w.gate().view(x.sizes()), grad = as_rows(grads[0]);
-    {
-      const at::Tensor rows = ops::row_kernels::norm_cuda(x, w.norm.value, w.eps, gate).y.flatten(-2);
-      add_product(w.product.grad, grad, as_rows(rows));
-    }
-    const at::Tensor into_rows = at::mm(grad, w.product.value).view(x.sizes());
+    const at::Tensor &x = saved[0], &rate = saved[1], gate = w.gate().view(x.sizes());
+    const Backward backward(as_rows(grads[0]), w.product);
+    backward.add_weight_gradient(as_rows(ops::row_kernels::norm_cuda(x, w.norm.value, w.eps, gate).y.flatten(-2)));
+    const at::Tensor into_rows = backward.input_gradient().view(x.sizes());
     const ops::row_kernels::NormGrads out =
         ops::row_kernels::norm_backward_cuda(x, w.norm.value, gate, rate, into_rows, {}, {w.norm.grad, w.bias_grad});
     return {out.x, out.gate, at::Tensor()};
@@ -362,13 +422,15 @@ class FlowFunction : public torch::autograd::Function<FlowFunction> {
                                const std::optional<at::Tensor>& before, const NormAgain& again, at::Tensor* projected) {
     const c10::cuda::CUDAGuard guard(x.device());
     const at::Tensor first = before.value_or(at::Tensor());
+    const at::Tensor tasks = ops::row_kernels::conv_tasks(offsets, x.device());
+    const Factor rows = factor(as_rows(x), w.projection, copies_for(again));
     const auto [y, p] =
-        project_rows(as_rows(x), w, ops::row_kernels::conv_tasks(offsets, x.device()), rows_before(w, first, offsets.size() - 1));
+        project_rows(as_rows(x), w, tasks, rows_before(w, first, offsets.size() - 1), w.projection.fp8 ? &rows.narrow : nullptr);
     *projected = y;
     variable_list out;
     for (const at::Tensor& part : {p.q, p.k, p.v, p.log_alpha, p.beta, p.delta, p.gate})
       out.push_back(part.view(shaped_as(x, part.size(1))));
-    variable_list kept = kept_rows(x, again);
+    variable_list kept = kept_rows(x, again, rows.narrow);
     kept.insert(kept.end(), {y, first});
     ctx->save_for_backward(std::move(kept));
     ctx->saved_data["eps"] = again.eps;
@@ -379,16 +441,16 @@ class FlowFunction : public torch::autograd::Function<FlowFunction> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor x = rows_again(saved[0], saved[1], ctx->saved_data["eps"].toDouble()), &y = saved[2], &first = saved[3];
+    const at::Tensor &y = saved[3], &first = saved[4];
     const auto w = kept<FlowWeights>(ctx);
     const std::vector<int64_t> offsets = ctx->saved_data["offsets"].toIntVector();
-    const c10::cuda::CUDAGuard guard(x.device());
+    const c10::cuda::CUDAGuard guard(y.device());
     const ProjectionLayout& at = w.layout;
     for (at::Tensor& g : grads) g = g.contiguous();
-    const at::Tensor grad_y = rows_for(at, x);
+    const at::Tensor grad_y = rows_for(at, y);
     const auto single = y.options().dtype(at::kFloat);
 
-    const at::Tensor tasks = ops::row_kernels::conv_tasks(offsets, x.device());
+    const at::Tensor tasks = ops::row_kernels::conv_tasks(offsets, y.device());
     const std::array<at::Tensor, 3> before = rows_before(w, first, offsets.size() - 1);
     rowwise::ConvCuda conv = conv_params(w, y, tasks);
     for (size_t i = 0; i < 3; ++i) {
@@ -430,9 +492,9 @@ class FlowFunction : public torch::autograd::Function<FlowFunction> {
     at::Tensor low = grad_y.narrow(1, at.gate(), at.rank);
     at::mm_out(low, grad_gate, w.gate_second.value);
     add_product(w.gate_second.grad, grad_gate, y.narrow(1, at.gate(), at.rank));
-    add_product(w.projection.grad, grad_y, as_rows(x));
-    const int64_t felt = w.clock_stop_gradient ? at.d() : at.columns();  // columns from which gradients flow to x
-    const at::Tensor grad_x = at::mm(grad_y.narrow(1, 0, felt), w.projection.value.narrow(0, 0, felt)).view(x.sizes());
+    const Backward backward(grad_y, w.projection);
+    add_weight_gradient(backward, saved, ctx->saved_data["eps"].toDouble());
+    const at::Tensor grad_x = backward.input_gradient(w.felt_columns()).view(shaped_as(grads[0], w.projection.value.size(1)));
     const at::Tensor grad_before = first.defined() ? before_gradient(w, grads, offsets[1] - offsets[0]) : first;
     return {grad_x, at::Tensor(), at::Tensor(), grad_before, at::Tensor(), at::Tensor()};
   }
@@ -507,13 +569,16 @@ at::Tensor gated_rms_norm(const at::Tensor& x, const Accumulated& weight, double
   return GatedNorm::apply(x, gate, weight, eps, bias_grad);
 }
 
-FlowRows project_rows(const at::Tensor& x, const FlowWeights& w, const at::Tensor& tasks, const std::array<at::Tensor, 3>& before) {
+FlowRows project_rows(const at::Tensor& x, const FlowWeights& w, const at::Tensor& tasks, const std::array<at::Tensor, 3>& before,
+                      const Fp8Matrix* narrow) {
   const ProjectionLayout& at = w.layout;
   const int64_t rows = x.size(0);
   const auto single = x.options().dtype(at::kFloat);
   FlowRows out{rows_for(at, x), {}};
-  at::Tensor to = out.y;
-  at::mm_out(to, x, w.projection.value.t());
+  const int wide = narrow != nullptr ? at.a() : 0;  // the first column that is computed in bf16
+  if (narrow != nullptr) fp8_product(*narrow, *w.projection.fp8, out.y.narrow(1, 0, wide));
+  at::Tensor to = out.y.narrow(1, wide, at.columns() - wide);
+  at::mm_out(to, x, w.projection.value.narrow(0, wide, at.columns() - wide).t());
   FlowProjections& p = out.p;
   std::tie(p.q, p.k, p.v) = std::tuple_cat(convolve(out.y, w, tasks, before));
   for (at::Tensor* gate : {&p.log_alpha, &p.beta, &p.delta}) *gate = at::empty({rows, at.heads}, single);

@@ -6,7 +6,7 @@
 #include <functional>
 #include <optional>
 
-#include "cyfa/engine/sm90/fused_weights.h"
+#include "cyfa/engine/sm90/fp8_products.h"
 
 namespace cyfa::fused {
 
@@ -16,7 +16,7 @@ struct NormAgain {
   double eps = 0;
 };
 
-// x w^T, with x [..., in] and w [out, in].
+// x w^T, with x [..., in] and w [out, in]. Where w.fp8 is set, this and the products below are in fp8.
 at::Tensor linear(const at::Tensor& x, const Accumulated& w, const NormAgain& again = {});
 
 // silu(gate) * up of y [..., 2 F] = [gate, up].
@@ -62,12 +62,14 @@ struct FlowAgain {
 FlowAgain flow_projections_again(const at::Tensor& x, const FlowWeights& w, const std::optional<at::Tensor>& cu_seqlens,
                                  const at::Tensor& before, const NormAgain& again);
 // The same without autograd, on the rows x [R, D] of all sequences: results [R, ...]. `tasks` is conv_tasks() of the sequences; `before`,
-// if defined, are the rows before each sequence in bf16, [N, taps - 1, width].
+// if defined, are the rows before each sequence in bf16, [N, taps - 1, width]. With `narrow`, which is x in fp8, the projection is computed
+// in fp8 but for the columns of the gates a, b and d.
 struct FlowRows {
   at::Tensor y;  // the fused projection
   FlowProjections p;
 };
-FlowRows project_rows(const at::Tensor& x, const FlowWeights& w, const at::Tensor& tasks, const std::array<at::Tensor, 3>& before = {});
+FlowRows project_rows(const at::Tensor& x, const FlowWeights& w, const at::Tensor& tasks, const std::array<at::Tensor, 3>& before = {},
+                      const Fp8Matrix* narrow = nullptr);
 // The states that the convolutions of y leave for decode steps, fp32 [N, taps - 1, width]. `borders` [N + 1] is on the device; `before`, if
 // defined, are the states before.
 void conv_tails(const at::Tensor& y, const FlowWeights& w, const int64_t* borders, const std::array<at::Tensor, 3>& before,
