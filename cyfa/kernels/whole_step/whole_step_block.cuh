@@ -168,12 +168,7 @@ struct Block {
       round ^= 1;
     }
   }
-  // Where stage `stage + i` begins.
-  __device__ __forceinline__ const char* place(int i) const {
-    const int at = stage + i;
-    return ring + (at < kStages ? at : at - kStages) * kStageBytes;
-  }
-  // Sixteen bytes that begin `offset` bytes after the start of this stage; what is larger than a stage may go on at the ring's start.
+  // Sixteen bytes that begin `offset` bytes after the start of this stage, around the ring.
   __device__ __forceinline__ uint4 read(int offset) const {
     const int at = stage * kStageBytes + offset;
     return *reinterpret_cast<const uint4*>(ring + (at < kRingBytes ? at : at - kRingBytes));

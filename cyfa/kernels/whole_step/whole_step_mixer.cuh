@@ -267,7 +267,7 @@ __device__ __forceinline__ void step_values(Block& b, const Layer& layer, const 
   const bool has_gate = unit * kUnitColumns < n.rank() && tile < kGateTiles, has_v = warp == kWarps - 1;
   UnitWeights gate_weights = {};
   b.take(1);
-  if (has_gate) gate_weights = UnitPlace(n.rank(), 2 * n.rank(), unit).load(b.place(0) + tile * kTileRows * 2 * n.rank());
+  if (has_gate) gate_weights = UnitPlace(n.rank(), 0, unit).load_one(b, tile * kTileRows * 2 * n.rank());
   b.give_back(1);
   const int table_stages = stages_of(n.M * n.M * 4);
   b.take(table_stages);

@@ -1,7 +1,7 @@
 // Who does what in the whole step (whole_step_sm90.h), as functions of the sizes and of the thread block: shared by the kernel, the host
 // and the test that adds up all parts. No CUDA, no torch.
 //
-// Products. A tile is eight rows of weights, cut into chunks of 1,024 columns, each of which takes a stage of the ring. The tiles of a
+// Products. A tile is eight rows of weights. The tiles of a
 // matrix are dealt out to all blocks, as evenly as possible, and the blocks that get one more of one matrix get one less of another. A tile
 // of gate and up is four rows of each, so that a block has both factors of a hidden unit.
 //
@@ -27,7 +27,7 @@ constexpr int kTileRows = 8;
 constexpr int kUnitColumns = 128;  // columns of a tile that a warp takes at a time
 constexpr int kWarps = 8;          // that compute products, see whole_step_sm90.cu
 constexpr int kChunkColumns = kWarps * kUnitColumns;
-constexpr int kStageBytes = 2 * kTileRows * kChunkColumns;  // of the ring of weights: one chunk of a tile
+constexpr int kStageBytes = 2 * kTileRows * kChunkColumns;  // of the ring of weights
 
 struct Sizes {
   int layers = 0, D = 0, H = 0, K = 0, V = 0, M = 0, taps = 0, F = 0, vocab = 0;

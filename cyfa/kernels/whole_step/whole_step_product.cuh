@@ -35,25 +35,29 @@ __device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x)
 __device__ __forceinline__ int tile_row() { return own_lane() / 4; }
 __device__ __forceinline__ int tile_quarter() { return own_lane() % 4; }
 
-// Where a lane finds its weights of a unit, relative to the start of a chunk that has `columns` columns and `stride` bytes between rows.
-// Columns past the end, which x has zeros for, are replaced by others of the chunk.
+// Where a lane finds its weights of unit `unit` of chunk `chunk` of a tile with `in` columns. Columns past the end, which x has zeros for,
+// are replaced by others of the chunk.
 struct UnitPlace {
-  int first, other, pair;  // of the two runs; of the second pair relative to the first one
+  int first, other, pair;  // of the two runs, in bytes from the tile's start; of the second pair relative to the first one
 
-  __device__ __forceinline__ UnitPlace(int columns, int stride, int unit) {
-    const int start = tile_row() * stride + tile_quarter() * 16 + (unit * kUnitColumns < columns ? unit * 2 * kUnitColumns : 0);
+  __device__ __forceinline__ UnitPlace(int in, int chunk, int unit) {
+    const int column = chunk * kChunkColumns + unit * kUnitColumns;
+    const int start = tile_row() * 2 * in + tile_quarter() * 16 + 2 * (column < in ? column : chunk * kChunkColumns);
     const int odd = 64 * (tile_row() & 1);
     first = start + odd;
     other = start + (64 - odd);
-    pair = unit * kUnitColumns + kUnitColumns / 2 < columns ? kUnitColumns : 0;
+    pair = column + kUnitColumns / 2 < in ? kUnitColumns : 0;
   }
-  __device__ __forceinline__ UnitWeights load(const char* chunk) const {
-    UnitWeights w;
-    w.of[0][0] = *reinterpret_cast<const uint4*>(chunk + first);
-    w.of[0][1] = *reinterpret_cast<const uint4*>(chunk + other);
-    w.of[1][0] = *reinterpret_cast<const uint4*>(chunk + first + pair);
-    w.of[1][1] = *reinterpret_cast<const uint4*>(chunk + other + pair);
-    return w;
+  // From a tile that begins `at` bytes after the start of this warp's stage.
+  __device__ __forceinline__ UnitWeights load(const Block& b, int at) const {
+    return {{{b.read(at + first), b.read(at + other)}, {b.read(at + first + pair), b.read(at + other + pair)}}};
+  }
+  // The same for one that lies in one stage.
+  __device__ __forceinline__ UnitWeights load_one(const Block& b, int at) const {
+    const int begin = b.stage * kStageBytes + at;
+    const char* const tile = b.ring + (begin < kRingBytes ? begin : begin - kRingBytes);
+    const auto read = [&](int offset) { return *reinterpret_cast<const uint4*>(tile + offset); };
+    return {{{read(first), read(other)}, {read(first + pair), read(other + pair)}}};
   }
 };
 
@@ -159,19 +163,20 @@ template <int kChunks, class Prepare, class Store, class Write>
 __device__ __forceinline__ void product(Block& b, const Work& work, int marks, const Prepare& prepare, const Store& store,
                                         const Write& write) {
   constexpr int kTiles = kHeldChunks / kChunks;  // in registers
-  const int tiles = work.tiles, chunks = chunks_of(work.in), stride = 2 * min(work.in, kChunkColumns);
-  const int held_stages = min(tiles, kTiles) * chunks;
+  const int tiles = work.tiles, chunks = chunks_of(work.in), stages = stages_of(2 * kTileRows * work.in);
+  const int held_stages = min(tiles, kTiles) * stages;
+  const auto load = [&](const UnitPlace& place, int at) { return kChunks == 1 ? place.load_one(b, at) : place.load(b, at); };
   b.take(held_stages);
   b.mark(marks);
   prepare();
   UnitWeights held[kTiles][kChunks];
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
-    const UnitPlace place(work.in - c * kChunkColumns, stride, own_warp());
+    const UnitPlace place(work.in, c, own_warp());
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       if (t < tiles && c < chunks) {
-        held[t][c] = place.load(b.place(t * chunks + c));
+        held[t][c] = load(place, t * stages * kStageBytes);
       } else {
         held[t][c] = {};
       }
@@ -212,17 +217,17 @@ __device__ __forceinline__ void product(Block& b, const Work& work, int marks, c
 #pragma unroll 1
     for (int t = first == 0 ? kTiles : 0; t < count; ++t) {
       float sum = 0.0F;
+      b.take(stages);
 #pragma unroll 1
       for (int c = 0; c < chunks; ++c) {
-        b.take(1);
-        const UnitWeights now = UnitPlace(work.in - c * kChunkColumns, stride, own_warp()).load(b.place(0));
-        b.give_back(1);
+        const UnitWeights now = load(UnitPlace(work.in, c, own_warp()), 0);
         const UnitInputs x = inputs_of(b, c);
         float4 chains[2] = {};
 #pragma unroll
         for (int quarter = 0; quarter < 4; ++quarter) multiply(chains[quarter / 2], now, x, quarter / 2, quarter % 2);
         sum += row_sum(chains[0]) + row_sum(chains[1]);
       }
+      b.give_back(stages);
       if (has_sum()) part[kTileRows * kWarps * t] = sum;
     }
     b.mark(marks + 3);

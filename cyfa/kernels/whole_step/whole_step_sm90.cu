@@ -35,37 +35,29 @@ class Feeder {
       b_.step_on(1);
     }
   }
-  // A tile: `upper` rows from `first`, then `lower` rows from `second`.
-  __device__ void put_tile(const __nv_bfloat16* first, int upper, const __nv_bfloat16* second, int lower, int in) {
+  // `half` bytes from each of two places.
+  __device__ void put_halves(const void* first, const void* second, int half) {
+    const char *upper = static_cast<const char*>(first), *lower = static_cast<const char*>(second) - half;
 #pragma unroll 1
-    for (int column = 0; column < in; column += kChunkColumns) {
-      const int columns = min(in - column, kChunkColumns);
-      begin(2 * columns * (upper + lower));
+    for (int done = 0; done < 2 * half; done += kStageBytes) {
+      const int end = min(done + kStageBytes, 2 * half), split = min(max(half, done), end);
       uint64_t* const full = &b_.s.full[b_.stage];
-      // Rows of one chunk are contiguous.
-      const int at_once = in <= kChunkColumns ? kTileRows / 2 : 1, bytes = 2 * columns;
-#pragma unroll 1
-      for (int row = 0; row < upper + lower; row += at_once) {
-        const __nv_bfloat16* const from =
-            row < kTileRows / 2 ? first + static_cast<int64_t>(row) * in : second + static_cast<int64_t>(row - kTileRows / 2) * in;
-        const int rows = min(at_once, row < kTileRows / 2 ? upper - row : upper + lower - row);
-        sm90::copy_bulk(place() + row * bytes_of_row(in), from + column, rows * bytes, full, read_once_);
-      }
+      begin(end - done);
+      if (split > done) sm90::copy_bulk(place(), upper + done, split - done, full, read_once_);
+      if (end > split) sm90::copy_bulk(place() + (split - done), lower + split, end - split, full, read_once_);
       b_.step_on(1);
     }
   }
   __device__ void put_tiles(const void* weight, const Part& part, int in, int rows) {
-    constexpr int kHalf = kTileRows / 2;
+    const auto* from = static_cast<const __nv_bfloat16*>(weight) + static_cast<int64_t>(part.first) * kTileRows * in;
 #pragma unroll 1
     for (int t = part.first; t < part.first + part.count; ++t) {
-      const auto* from = static_cast<const __nv_bfloat16*>(weight) + static_cast<int64_t>(t) * kTileRows * in;
-      const int left = rows - t * kTileRows;
-      put_tile(from, min(left, kHalf), from + static_cast<int64_t>(kHalf) * in, max(min(left - kHalf, kHalf), 0), in);
+      put(from, 2 * in * min(kTileRows, rows - t * kTileRows));
+      from += kTileRows * in;
     }
   }
 
  private:
-  static __device__ int bytes_of_row(int in) { return 2 * min(in, kChunkColumns); }
   __device__ char* place() const { return b_.ring + b_.stage * kStageBytes; }
   __device__ void begin(int bytes) {
 #pragma unroll 1
@@ -100,7 +92,7 @@ __device__ void feed(Block& b, const Role& role) {
     for (int t = of_hidden.first; t < of_hidden.first + of_hidden.count; ++t) {
       constexpr int kHalf = kTileRows / 2;
       const auto* from = gate + static_cast<int64_t>(t) * kHalf * n.D;
-      feeder.put_tile(from, kHalf, from + static_cast<int64_t>(n.F) * n.D, kHalf, n.D);
+      feeder.put_halves(from, from + static_cast<int64_t>(n.F) * n.D, 2 * kHalf * n.D);
     }
     feeder.put_tiles(layer.down, of_rows, n.F, n.D);
   }
