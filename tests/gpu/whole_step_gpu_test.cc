@@ -99,7 +99,7 @@ TEST_F(GpuWholeStep, IsTheStepOfFiveLaunchesForOtherSizes) {
       {"cyfa-400m.json", {{"num_hidden_layers", 1}, {"num_slots", 96}, {"vocab_size", 4099}}},
       {"cyfa-400m.json", {{"num_hidden_layers", 1}, {"num_heads", 8}, {"head_dim", 128}, {"vocab_size", 100}}},
       {"cyfa-9m.json", {{"conv_size", 2}, {"conv_bias", true}, {"use_qk_norm", false}, {"num_hidden_layers", 3}}},
-      {"cyfa-9m.json", {{"conv_size", 1}, {"readout", "identity"}, {"num_hidden_layers", 1}, {"num_heads", 1}}}};
+      {"cyfa-9m.json", {{"conv_size", 2}, {"readout", "identity"}, {"num_hidden_layers", 1}, {"num_heads", 1}}}};
   for (const auto& [config, changes] : cases) {
     SCOPED_TRACE(config + " " + changes.dump());
     CausalLM model = model_of(config, changes);

@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -177,7 +178,7 @@ std::vector<std::string> WholeStep::timings() const {
   const at::Tensor marks = marks_.to(at::kCPU);
   const auto at_mark = marks.accessor<int64_t, 3>();
   constexpr int kKinds = 3;
-  double sum[whole_step::kMarks][kKinds] = {}, count[whole_step::kMarks][kKinds] = {}, layer_sum = 0, layer_count = 0;
+  double sum[whole_step::kMarks][kKinds] = {}, count[whole_step::kMarks][kKinds] = {}, layer_sum = 0, layer_count = 0, head = 0;
   for (int block = 0; block < n.blocks; ++block) {
     const auto kind = static_cast<size_t>(whole_step::role_of(n, block).kind);
     int64_t before = 0, begin = 0;
@@ -197,6 +198,9 @@ std::vector<std::string> WholeStep::timings() const {
         before = now;
       }
     }
+    int64_t end = before;  // a block may have no part of the head
+    for (int mark = 0; mark < whole_step::kMarks; ++mark) end = std::max(end, at_mark[block][n.layers][mark]);
+    head += static_cast<double>(end - before) / n.blocks;
   }
   const auto line = [](auto... values) {
     std::array<char, 160> text = {};
@@ -211,6 +215,7 @@ std::vector<std::string> WholeStep::timings() const {
     lines.push_back(line(names[mark], mean(0), mean(1), mean(2)));
   }
   lines.push_back("a whole layer: " + std::to_string(std::llround(layer_count > 0 ? layer_sum / layer_count : 0.0)));
+  lines.push_back("the head, with its wait: " + std::to_string(std::llround(head)));
   return lines;
 }
 

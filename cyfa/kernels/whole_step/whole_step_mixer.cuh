@@ -18,43 +18,44 @@ constexpr int kMaxPast = 3;  // taps of a convolution before the newest one
 
 __device__ __forceinline__ ProjectionLayout layout_of(const Sizes& n) { return {n.H, n.K, n.V, n.rank()}; }
 
-// One column of a short convolution; the constructor loads what does not depend on the token.
+// One column of a short convolution. The constructor loads what does not depend on the token, and settle() sums it up.
 class Convolution {
  public:
+  __device__ Convolution() = default;
   // which: q, k or v. column: in [width].
-  __device__ Convolution(const Params& p, const Layer& layer, int which, int column, int width) : pasts_(p.n.taps - 1), width_(width) {
-    at_ = layer.past[which] + column;
-    const float* weight = layer.conv[which] + column * p.n.taps;
-    if (layer.conv_bias[which] != nullptr) bias_ = __ldg(layer.conv_bias[which] + column);
+  __device__ __forceinline__ Convolution(const Params& p, const Layer& layer, int which, int column, int width) {
+    const int pasts = p.n.taps - 1;
+    const float *at = layer.past[which] + column, *weight = layer.conv[which] + column * p.n.taps;
+    bias_ = layer.conv_bias[which] != nullptr ? __ldg(layer.conv_bias[which] + column) : 0.0F;
 #pragma unroll
     for (int w = 0; w < kMaxPast; ++w) {
-      if (w >= pasts_) break;
-      past_[w] = __ldcg(at_ + w * width_);
-      weight_[w] = __ldg(weight + w);
+      const bool has = w < pasts;
+      past_[w] = has ? __ldcg(at + w * width) : 0.0F;
+      weight_[w] = has ? __ldg(weight + w) : 0.0F;
     }
-    newest_ = __ldg(weight + pasts_);
+    newest_ = __ldg(weight + pasts);
   }
-  __device__ float of(float now) const {
-    float sum = fmaf(now, newest_, bias_);
+  __device__ __forceinline__ void settle() {
 #pragma unroll
-    for (int w = 0; w < kMaxPast; ++w) {
-      if (w < pasts_) sum = fmaf(past_[w], weight_[w], sum);
-    }
-    return sum;
+    for (int w = 0; w < kMaxPast; ++w) bias_ = fmaf(past_[w], weight_[w], bias_);
   }
+  __device__ __forceinline__ float of(float now) const { return fmaf(now, newest_, bias_); }
   // Shifts the past inputs, after every block that reads them has done so.
-  __device__ void move_on(float now) const {
+  static __device__ __forceinline__ void move_on(const Params& p, const Layer& layer, int which, int column, int width, float now) {
+    const int pasts = p.n.taps - 1;
+    float* const at = layer.past[which] + column;
+    float past[kMaxPast];
+#pragma unroll
+    for (int w = 1; w < kMaxPast; ++w) past[w] = w < pasts ? __ldcg(at + w * width) : 0.0F;
 #pragma unroll
     for (int w = 1; w < kMaxPast; ++w) {
-      if (w < pasts_) at_[(w - 1) * width_] = past_[w];
+      if (w < pasts) at[(w - 1) * width] = past[w];
     }
-    if (pasts_ > 0) at_[(pasts_ - 1) * width_] = now;
+    if (pasts > 0) at[(pasts - 1) * width] = now;
   }
 
  private:
-  int pasts_, width_;
-  float* at_;
-  float past_[kMaxPast] = {}, weight_[kMaxPast] = {}, newest_, bias_ = 0.0F;
+  float past_[kMaxPast] = {}, weight_[kMaxPast] = {}, newest_ = 0.0F, bias_ = 0.0F;
 };
 
 // The word with column `column` of y, and the column in it.
@@ -84,34 +85,71 @@ __device__ __forceinline__ float fold(float (&x)[kCount]) {
   return x[0];
 }
 
+// What a consumer reads for the mixer before the layer's input arrives: its part of the state, and what belongs to its key row or column of
+// values.
+template <int kShare>
+struct MixerInputs {
+  float4 state[2 * kShare];
+  float weight[2];      // keys: of the norms of q and k; values: of the output's norm, bias of the gate
+  Convolution conv[2];  // keys: of q and k; values, in the last warp: of v
+
+  __device__ __forceinline__ void settle() {
+    conv[0].settle();
+    conv[1].settle();
+  }
+};
+
 // A block of keys: its slots of state_k are alpha S + k w^T, and their scores are S^T q. A thread has one key row. Scores follow from sums
 // over the state before the update and are sent first:
 //   score = |q| (alpha sum q S + |k| w sum q k), where |q| and |k| stand for the factors of the norms.
 template <int kShare>
-__device__ __forceinline__ void step_keys(Block& b, const Role& role) {
+struct KeyPlace {
+  static constexpr int kSlots = 8 * kShare;
+  int row, column, first;  // key row in its head and in [H K], first slot
+  bool has;
+  float4* home;
+
+  __device__ __forceinline__ KeyPlace(const Block& b, const Layer& layer, const Role& role) {
+    const Sizes& n = b.p.n;
+    row = min(static_cast<int>(threadIdx.x), n.K - 1);
+    column = role.head * n.K + row;
+    first = role.part * kSlots;
+    has = static_cast<int>(threadIdx.x) < n.K;
+    home = reinterpret_cast<float4*>(layer.state_k + static_cast<int64_t>(column) * n.M + first);
+  }
+};
+
+template <int kShare>
+__device__ __forceinline__ void load_keys(const Block& b, const Layer& layer, const Role& role, MixerInputs<kShare>& inputs) {
+  const KeyPlace<kShare> place(b, layer, role);
+#pragma unroll
+  for (int i = 0; i < 2 * kShare; ++i) inputs.state[i] = __ldcg(place.home + i);
+  inputs.conv[0] = Convolution(b.p, layer, 0, place.column, b.p.n.H * b.p.n.K);
+  inputs.conv[1] = Convolution(b.p, layer, 1, place.column, b.p.n.H * b.p.n.K);
+  inputs.weight[0] = layer.q_norm != nullptr ? __ldg(layer.q_norm + place.row) : 1.0F;
+  inputs.weight[1] = layer.k_norm != nullptr ? __ldg(layer.k_norm + place.row) : 1.0F;
+}
+
+template <int kShare>
+__device__ __forceinline__ void step_keys(Block& b, const Layer& layer, const Role& role, const MixerInputs<kShare>& inputs) {
   constexpr int kSlots = 8 * kShare;
   const Params& p = b.p;
   const Sizes& n = p.n;
-  const Layer& layer = p.layer[b.layer];
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, parity = b.layer & 1;
-  const int row = min(tid, n.K - 1), column = role.head * n.K + row, first = role.part * kSlots;
-  const bool has = tid < n.K;
-  auto* const home = reinterpret_cast<float4*>(layer.state_k + static_cast<int64_t>(column) * n.M + first);
-  float4 state[kSlots / 4];
-#pragma unroll
-  for (int i = 0; i < kSlots / 4; ++i) state[i] = __ldcg(home + i);
-  const Convolution of_q(p, layer, 0, column, n.H * n.K), of_k(p, layer, 1, column, n.H * n.K);
-  const float q_weight = layer.q_norm != nullptr ? __ldg(layer.q_norm + row) : 1.0F;
-  const float k_weight = layer.k_norm != nullptr ? __ldg(layer.k_norm + row) : 1.0F;
-  b.mark(3);
-
-  const int q_at = layout_of(n).q() + column, k_at = layout_of(n).k() + column;
+  const KeyPlace<kShare> place(b, layer, role);
+  const bool has = place.has;
+  const int first = place.first;
+  float4* const home = place.home;
+  const auto& state = inputs.state;
+  const int q_at = layout_of(n).q() + place.column, k_at = layout_of(n).k() + place.column;
   uint64_t words[2];
   const uint64_t* const at[2] = {word_of_y(b, q_at), word_of_y(b, k_at)};
+  b.mark(5);
   b.receive(words, at, kProjections);
-  b.mark(4);
-  const float q_raw = has ? of_q.of(column_of(words[0], q_at)) : 0.0F, k_raw = has ? of_k.of(column_of(words[1], k_at)) : 0.0F;
-  const float q = q_raw * q_weight, k = k_raw * k_weight;
+  b.mark(6);
+  const float q_raw = has ? inputs.conv[0].of(column_of(words[0], q_at)) : 0.0F,
+              k_raw = has ? inputs.conv[1].of(column_of(words[1], k_at)) : 0.0F;
+  const float q = q_raw * inputs.weight[0], k = k_raw * inputs.weight[1];
   float sums[kSlots], of_both[4] = {q_raw * q_raw, k_raw * k_raw, q * k, 0.0F};
 #pragma unroll
   for (int i = 0; i < kSlots / 4; ++i) {
@@ -131,18 +169,18 @@ __device__ __forceinline__ void step_keys(Block& b, const Role& role) {
     const float4 more = b.s.norms[parity][w];
     whole = make_float4(whole.x + more.x, whole.y + more.y, whole.z + more.z, 0.0F);
   }
-  const auto width = static_cast<float>(n.K);
-  const float k_factor = layer.k_norm != nullptr ? rsqrtf(whole.y / width + p.qk_eps) : 1.0F, alpha = b.s.alpha[parity];
+  const float width = __fdividef(1.0F, static_cast<float>(n.K));
+  const float k_factor = layer.k_norm != nullptr ? rsqrtf(fmaf(whole.y, width, p.qk_eps)) : 1.0F, alpha = b.s.alpha[parity];
   const float* const write = reinterpret_cast<const float*>(b.s.write[parity]) + first;
   if (tid < kSlots) {
     float sum = 0.0F;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) sum += b.s.slots[parity][w][tid];
-    const float q_factor = p.scale * (layer.q_norm != nullptr ? rsqrtf(whole.x / width + p.qk_eps) : 1.0F);
+    const float q_factor = p.scale * (layer.q_norm != nullptr ? rsqrtf(fmaf(whole.x, width, p.qk_eps)) : 1.0F);
     const float score = q_factor * fmaf(alpha, sum, k_factor * write[tid] * whole.z);
     send(b.to(b.words.scores + role.head * n.M + first + tid), b.epoch(), __float_as_uint(score));
   }
-  b.mark(5);
+  b.mark(7);
   if (!has) return;
 #pragma unroll
   for (int i = 0; i < kSlots / 4; ++i) {
@@ -172,119 +210,149 @@ __device__ __forceinline__ float logit_of(const float4 (&table)[kTableRows], flo
 // A block of values: its columns of the output gate, then state_v = alpha S + w v^T, then the readout, computed by every such block for
 // itself, and the columns of the output. A thread has kShare pairs of slots in four columns.
 template <int kShare>
-__device__ __forceinline__ void step_values(Block& b, const Role& role) {
-  constexpr int kColumns = 16 * kShare, kFours = kColumns / 4, kGateTiles = kColumns / kTileRows, kPairsAtOnce = kConsumers / kFours;
+struct ValuePlace {
+  static constexpr int kColumns = 16 * kShare, kFours = kColumns / 4, kPairsAtOnce = kConsumers / kFours;
   static_assert(kShare * kPairsAtOnce == kMaxSlots / 2);
-  const Params& p = b.p;
-  const Sizes& n = p.n;
-  const Layer& layer = p.layer[b.layer];
-  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, parity = b.layer & 1;
-  const int column = role.head * n.V + role.part * kColumns;  // first column, in [H V]
-  const int four = tid % kFours, pair = tid / kFours;
-  const auto has_pair = [&](int i) { return pair + i * kPairsAtOnce < n.M / 2; };
-  const auto home = [&](int i, int odd) {
-    const int slot = 2 * (pair + i * kPairsAtOnce) + odd;
-    return reinterpret_cast<float4*>(layer.state_v + (static_cast<int64_t>(role.head) * n.M + slot) * n.V + role.part * kColumns) + four;
-  };
-  float4 state[kShare][2];
+  int column, four, pair;  // first column in [H V], four columns and pair of slots of this thread
+  int pairs;
+  float4* home_;
+  int64_t slot_;
+
+  __device__ __forceinline__ ValuePlace(const Block& b, const Layer& layer, const Role& role) {
+    const Sizes& n = b.p.n;
+    column = role.head * n.V + role.part * kColumns;
+    four = static_cast<int>(threadIdx.x) % kFours;
+    pair = static_cast<int>(threadIdx.x) / kFours;
+    pairs = n.M / 2;
+    slot_ = n.V / 4;
+    home_ =
+        reinterpret_cast<float4*>(layer.state_v + (static_cast<int64_t>(role.head) * n.M + 2 * pair) * n.V + role.part * kColumns) + four;
+  }
+  __device__ __forceinline__ bool has(int i) const { return pair + i * kPairsAtOnce < pairs; }
+  __device__ __forceinline__ float4* home(int i, int odd) const { return home_ + (2 * i * kPairsAtOnce + odd) * slot_; }
+};
+
+template <int kShare>
+__device__ __forceinline__ void load_values(const Block& b, const Layer& layer, const Role& role, MixerInputs<kShare>& inputs) {
+  constexpr int kColumns = 16 * kShare;
+  const Sizes& n = b.p.n;
+  const ValuePlace<kShare> place(b, layer, role);
 #pragma unroll
   for (int i = 0; i < kShare; ++i) {
 #pragma unroll
-    for (int odd = 0; odd < 2; ++odd) state[i][odd] = has_pair(i) ? __ldcg(home(i, odd)) : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-  }
-  const int own = min(tid, kColumns - 1);  // the output column of one of the first threads
-  const float gate_bias = __bfloat162float(static_cast<const __nv_bfloat16*>(layer.gate_bias)[column + own]);
-  const float o_weight = __ldg(layer.o_norm + role.part * kColumns + own);
-
-  const int gate_stages = n.stages_of(kColumns * n.rank() * 2), gate_base = b.take(gate_stages);
-  b.mark(3);
-  if (warp * kUnitColumns < n.rank()) {
-    ulonglong2 words[1];
-    const uint64_t* const at[1] = {first_column(0) < n.rank() ? word_of_y(b, layout_of(n).gate() + first_column(0)) : nullptr};
-    b.receive(words, at, kProjections);
-    const UnitInputs x = spread(make_uint2(low(words[0].x), low(words[0].y)));
-#pragma unroll 1
-    for (int first = 0; first < kGateTiles; first += 2) {
-      float4 sums[2] = {};
-      UnitWeights w[2];
-#pragma unroll
-      for (int t = 0; t < 2; ++t) w[t] = load_unit(b, gate_base + (first + t) * kTileRows * 2 * n.rank(), n.rank(), warp);
-#pragma unroll
-      for (int quarter = 0; quarter < 4; ++quarter) {
-#pragma unroll
-        for (int t = 0; t < 2; ++t) multiply(sums[t], w[t], x, quarter / 2, quarter % 2);
-      }
-#pragma unroll
-      for (int t = 0; t < 2; ++t) {
-        const float sum = row_sum(sums[t]);
-        if (tile_quarter() == 0) b.s.part[b.turn][warp][kTileRows * (first + t) + tile_row()] = sum;
-      }
+    for (int odd = 0; odd < 2; ++odd) {
+      inputs.state[2 * i + odd] = place.has(i) ? __ldcg(place.home(i, odd)) : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     }
-  } else if (warp == kWarps - 1) {
-    const int v_column = column + min(lane, kColumns - 1), v_at = layout_of(n).v() + v_column;
-    const Convolution of_v(p, layer, 2, v_column, n.H * n.V);
+  }
+  const int own = min(own_lane(), kColumns - 1);
+  inputs.weight[0] = __ldg(layer.o_norm + role.part * kColumns + own);
+  inputs.weight[1] = __bfloat162float(static_cast<const __nv_bfloat16*>(layer.gate_bias)[place.column + own]);
+  if (own_warp() == kWarps - 1) inputs.conv[0] = Convolution(b.p, layer, 2, place.column + own, n.H * n.V);
+}
+
+template <int kShare>
+__device__ __forceinline__ void step_values(Block& b, const Layer& layer, const Role& role, MixerInputs<kShare>& inputs) {
+  constexpr int kColumns = 16 * kShare, kFours = kColumns / 4, kPairsAtOnce = kConsumers / kFours;
+  constexpr int kGateTiles = kColumns / kTileRows, kGateUnits = kMaxWidth / kUnitColumns;
+  static_assert(kGateTiles * kGateUnits <= kWarps);  // a warp has one unit of one tile at most
+  const Params& p = b.p;
+  const Sizes& n = p.n;
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, parity = b.layer & 1;
+  const ValuePlace<kShare> place(b, layer, role);
+  const int column = place.column, four = place.four, pair = place.pair;
+  auto& state = inputs.state;
+
+  // Weights of the gate, then the table: both are in registers before y arrives.
+  const int unit = warp % kGateUnits, tile = warp / kGateUnits;
+  const bool has_gate = unit * kUnitColumns < n.rank() && tile < kGateTiles, has_v = warp == kWarps - 1;
+  UnitWeights gate_weights = {};
+  b.take(1);
+  if (has_gate) gate_weights = UnitPlace(n.rank(), 0, unit).load_one(b, tile * kTileRows * 2 * n.rank());
+  b.give_back(1);
+  const int table_stages = stages_of(n.M * n.M * 4);
+  b.take(table_stages);
+  float4 table[kTableRows];
+#pragma unroll
+  for (int i = 0; i < kTableRows; ++i) {
+    const int row = warp + i * kWarps;
+    const uint4 bits = row < n.M && 4 * lane < n.M ? b.read((row * n.M + 4 * lane) * 4) : make_uint4(0, 0, 0, 0);
+    table[i] = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w));
+  }
+  b.give_back(table_stages);
+  b.mark(5);
+  float v_now = 0.0F;
+  if (has_gate) {
+    ulonglong2 words[1];
+    const int gate_column = unit * kUnitColumns + 4 * lane;
+    const uint64_t* const at[1] = {word_of_y(b, layout_of(n).gate() + min(gate_column, n.rank() - 4))};
+    b.receive(words, at, kProjections);
+    store_unit(b, 0, gate_column < n.rank() ? make_uint2(low(words[0].x), low(words[0].y)) : make_uint2(0, 0));
+    __syncwarp();
+    const UnitInputs x = inputs_of(b, 0);
+    float4 sums = {};
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) multiply(sums, gate_weights, x, quarter / 2, quarter % 2);
+    if (has_sum()) b.s.part[b.turn][kTileRows * tile + tile_row()][unit] = row_sum(sums);
+  }
+  if (has_v) {
+    const int v_at = layout_of(n).v() + column + min(lane, kColumns - 1);
     uint64_t words[1];
     const uint64_t* const at[1] = {word_of_y(b, v_at)};
     b.receive(words, at, kProjections);
-    const float now = column_of(words[0], v_at);
-    if (lane < kColumns) {
-      b.s.v[parity][lane] = of_v.of(now);
-      of_v.move_on(now);  // no other block reads them
-    }
+    v_now = column_of(words[0], v_at);
+    if (lane < kColumns) b.s.v[parity][lane] = inputs.conv[0].of(v_now);
   }
-  b.give_back(gate_stages);
   b.all_but_feeder_meet();
-  b.mark(4);
+  b.mark(6);
 
   const float alpha = b.s.alpha[parity];
   const float4 v = reinterpret_cast<const float4*>(b.s.v[parity])[four];
 #pragma unroll
   for (int i = 0; i < kShare; ++i) {
-    if (!has_pair(i)) continue;
+    if (!place.has(i)) continue;
     const float2 write = b.s.write[parity][pair + i * kPairsAtOnce];
-    state[i][0] = fma4(write.x, v, scaled(alpha, state[i][0]));
-    state[i][1] = fma4(write.y, v, scaled(alpha, state[i][1]));
-    *home(i, 0) = state[i][0];
-    *home(i, 1) = state[i][1];
-  }
-  float gate = gate_bias;
-  if (tid < kColumns) {
 #pragma unroll
-    for (int w = 0; w < kMaxWidth / kUnitColumns; ++w) {
-      if (w * kUnitColumns < n.rank()) gate += b.s.part[b.turn][w][tid];
+    for (int odd = 0; odd < 2; ++odd) {
+      float4& of = state[2 * i + odd];
+      of = fma4(odd == 0 ? write.x : write.y, v, scaled(alpha, of));
+      *place.home(i, odd) = of;
     }
   }
-  b.turn ^= 1;
-  const int table_stages = n.stages_of(n.M * n.M * 4), table_base = b.take(table_stages);
-  float4 table[kTableRows];
+  float gate = inputs.weight[1];  // of one of the first warp's lanes
+  if (warp == 0) {
 #pragma unroll
-  for (int i = 0; i < kTableRows; ++i) {
-    const int row = warp + i * kWarps;
-    const uint4 bits = row < n.M && 4 * lane < n.M ? b.read(table_base + (row * n.M + 4 * lane) * 4) : make_uint4(0, 0, 0, 0);
-    table[i] = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w));
+    for (int u = 0; u < kGateUnits; ++u) {
+      if (u * kUnitColumns < n.rank()) gate += b.s.part[b.turn][min(lane, kColumns - 1)][u];
+    }
+    gate = rowwise::sigmoid(gate) * inputs.weight[0];
   }
-  b.give_back(table_stages);
-  b.mark(5);
+  b.turn ^= 1;
+  // No other block reads past inputs of these columns.
+  if (has_v && lane < kColumns) Convolution::move_on(p, layer, 2, column + lane, n.H * n.V, v_now);
+  b.mark(7);
 
+  const float4 trig = reinterpret_cast<const float4*>(b.s.trig[parity])[lane];
   ulonglong2 words[2];
-  const uint64_t* const scores_at = 4 * lane < n.M ? b.from(b.words.scores + role.head * n.M + 4 * lane) : nullptr;
-  const uint64_t* const at[2] = {scores_at, scores_at == nullptr ? nullptr : scores_at + 2};
+  const uint64_t* const scores_at = b.from(b.words.scores + role.head * n.M + min(4 * lane, n.M - 4));
+  const uint64_t* const at[2] = {scores_at, scores_at + 2};
   b.receive(words, at, kScores);
-  b.mark(6);
+  b.mark(8);
   float4 scores = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   if (4 * lane < n.M) {
-    const float2 first = rotated(make_float2(low_float(words[0].x), low_float(words[0].y)), b.s.trig[parity][2 * lane]);
-    const float2 second = rotated(make_float2(low_float(words[1].x), low_float(words[1].y)), b.s.trig[parity][2 * lane + 1]);
+    const float2 first = rotated(make_float2(low_float(words[0].x), low_float(words[0].y)), make_float2(trig.x, trig.y));
+    const float2 second = rotated(make_float2(low_float(words[1].x), low_float(words[1].y)), make_float2(trig.z, trig.w));
     scores = make_float4(first.x, first.y, second.x, second.y);
   }
   const float logit = logit_of(table, scores, n.M), top = greatest(logit), power = expf(logit - top);
   float4 mixed = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+  float total = 0.0F;
 #pragma unroll
-  for (int i = 0; i < kTableRows; ++i) mixed = fma4(__shfl_sync(0xFFFFFFFFU, power, 2 * i), table[i], mixed);
+  for (int i = 0; i < kTableRows; ++i) {
+    const float of_row = __shfl_sync(0xFFFFFFFFU, power, 2 * i);
+    mixed = fma4(of_row, table[i], mixed);
+    total += of_row;
+  }
   reinterpret_cast<float4*>(b.s.mixed[warp])[lane] = mixed;
-  float total = power;  // in pairs of lanes
-#pragma unroll
-  for (int distance = 16; distance > 1; distance /= 2) total += __shfl_xor_sync(0xFFFFFFFFU, total, distance);
   if (lane == 0) b.s.scales[warp] = make_float2(top, total);
   b.consumers_meet();
 
@@ -300,7 +368,7 @@ __device__ __forceinline__ void step_values(Block& b, const Role& role) {
   float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
 #pragma unroll
   for (int i = 0; i < kShare; ++i) {
-    if (!has_pair(i)) continue;
+    if (!place.has(i)) continue;
     const int j = pair + i * kPairsAtOnce;
     float2 read = make_float2(0.0F, 0.0F);
 #pragma unroll
@@ -310,7 +378,7 @@ __device__ __forceinline__ void step_values(Block& b, const Role& role) {
     }
     const float2 unit = b.s.trig[parity][j];
     read = rotated(make_float2(read.x * inverse, read.y * inverse), make_float2(unit.x, -unit.y));
-    sum = fma4(read.x, state[i][0], fma4(read.y, state[i][1], sum));
+    sum = fma4(read.x, state[2 * i], fma4(read.y, state[2 * i + 1], sum));
   }
 #pragma unroll
   for (int distance = 16; distance >= kFours; distance /= 2) {
@@ -323,13 +391,16 @@ __device__ __forceinline__ void step_values(Block& b, const Role& role) {
   if (warp == 0) {
     float o = 0.0F;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) o += b.s.out[w][own];
-    const float squares = rowwise::warp_sum(lane < kColumns ? o * o : 0.0F);
-    const float scaled_o = o * o_weight * rowwise::sigmoid(gate), next = __shfl_down_sync(0xFFFFFFFFU, scaled_o, 1);
-    if (lane < kColumns && lane % 2 == 0) send(b.to(b.words.o + (column + lane) / 2), b.epoch(), pack(scaled_o, next));
+    for (int w = 0; w < kWarps; ++w) o += b.s.out[w][lane];
+    o = lane < kColumns ? o : 0.0F;
+    const float gated = o * gate, next = __shfl_down_sync(0xFFFFFFFFU, gated, 1);
+    if (lane < kColumns && lane % 2 == 0) send(b.to(b.words.o + (column + lane) / 2), b.epoch(), pack(gated, next));
+    float squares = o * o;
+#pragma unroll
+    for (int distance = kColumns / 2; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFU, squares, distance);
     if (lane == 0) send(b.to(b.words.squares + role.head * n.value_parts() + role.part), b.epoch(), __float_as_uint(squares));
   }
-  b.mark(7);
+  b.mark(9);
 }
 
 __device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
@@ -390,38 +461,42 @@ __device__ __forceinline__ void help(Block& b, const Role& role) {
   const float dt_bias = __ldg(layer.dt_bias + role.head), A_log = __ldg(layer.A_log + role.head);
   const float b_bias = __ldg(layer.b_bias + role.head), d_bias = __ldg(layer.d_bias + role.head);
   const float rate = expf(A_log);
+  const double m = n.M - 1, of_one = 1.0 / m;
   const int columns[3] = {layout.a() + role.head, layout.b() + role.head, layout.d() + role.head};
   uint64_t words[3];
   const uint64_t* const at[3] = {word_of_y(b, columns[0]), word_of_y(b, columns[1]), word_of_y(b, columns[2])};
   b.receive(words, at, kClock);
-  const float delta = rowwise::exact_sigmoid(column_of(words[2], columns[2]) + d_bias);
-  const float beta = rowwise::exact_sigmoid(column_of(words[1], columns[1]) + b_bias);
+  const auto sigmoid = [](float x) { return __fdividef(1.0F, 1.0F + expf(-x)); };
+  const float delta = sigmoid(column_of(words[2], columns[2]) + d_bias);
+  const float beta = sigmoid(column_of(words[1], columns[1]) + b_bias);
+  const float alpha = expf(-rate * rowwise::softplus(column_of(words[0], columns[0]) + dt_bias));
   const double clock = before + static_cast<double>(delta);
   // In double, the clock is reduced modulo m and j clock / m to at most half a turn, so that a large clock loses no accuracy.
-  const double m = n.M - 1, of_one = 1.0 / m, phase = (clock - m * floor(clock * of_one)) * of_one;
-#pragma unroll 1
+  const double phase = (clock - m * floor(clock * of_one)) * of_one;
+  const float even = beta * rsqrtf(static_cast<float>(n.M - 1));
+#pragma unroll
   for (int i = 0; i < kMaxSlots / 2 / 32; ++i) {
     const int j = lane + 32 * i;
     const double turns = j * phase;
     float2 unit;
     sincospif(2.0F * static_cast<float>(turns - rint(turns)), &unit.y, &unit.x);
-    const float amplitude = beta * (rsqrtf(static_cast<float>(n.M - 1)) * (j == 0 ? 1.0F : 1.41421356F));
+    const float amplitude = j == 0 ? even : even * 1.41421356F;
     b.s.trig[parity][j] = unit;
     b.s.write[parity][j] = make_float2(amplitude * unit.x, j == 0 ? 0.0F : -amplitude * unit.y);
   }
-  if (lane == 0) b.s.alpha[parity] = expf(-rate * rowwise::softplus(column_of(words[0], columns[0]) + dt_bias));
+  if (lane == 0) b.s.alpha[parity] = alpha;
   b.all_but_feeder_meet();
   if (role.kind != RoleKind::kKeys) return;
 
   // A word of the SwiGLU's input exists when some block has all outputs, that is, when all blocks of keys and values are done.
   uint64_t done[1];
   const uint64_t* const end[1] = {b.from(b.words.between)};
-  b.receive(done, end, kBetween);
+  b.receive(done, end, kNothing);
   const int begin = n.K * role.part / n.key_parts(), count = n.K * (role.part + 1) / n.key_parts() - begin;
 #pragma unroll 1
   for (int i = lane; i < 2 * count; i += 32) {
     const int which = i / count, column = role.head * n.K + begin + i % count, place = (which == 0 ? layout.q() : layout.k()) + column;
-    Convolution(p, layer, which, column, n.H * n.K).move_on(column_of(load_word(word_of_y(b, place)), place));
+    Convolution::move_on(p, layer, which, column, n.H * n.K, column_of(load_word(word_of_y(b, place)), place));
   }
   if (role.part == 0 && lane == 0) layer.clock[role.head] = clock;
 }

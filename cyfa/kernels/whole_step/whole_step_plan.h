@@ -1,9 +1,9 @@
 // Who does what in the whole step (whole_step_sm90.h), as functions of the sizes and of the thread block: shared by the kernel, the host
 // and the test that adds up all parts. No CUDA, no torch.
 //
-// Products. A tile is eight rows of weights. The tiles of a matrix are dealt out to all blocks, as evenly as possible, and the blocks that
-// get one more of one matrix get one less of another. A tile of gate and up is four rows of each, so that a block has both factors of a
-// hidden unit.
+// Products. A tile is eight rows of weights. The tiles of a
+// matrix are dealt out to all blocks, as evenly as possible, and the blocks that get one more of one matrix get one less of another. A tile
+// of gate and up is four rows of each, so that a block has both factors of a hidden unit.
 //
 // Mixer. A head's key state is split by slots and its value state by columns, so that no sum crosses a block: a block of keys has
 // `key_slots` slots of all key rows and yields their scores, a block of values has `value_columns` columns of all slots and yields their
@@ -26,7 +26,8 @@ namespace cyfa::whole_step {
 constexpr int kTileRows = 8;
 constexpr int kUnitColumns = 128;  // columns of a tile that a warp takes at a time
 constexpr int kWarps = 8;          // that compute products, see whole_step_sm90.cu
-constexpr int kMaxStages = 64;
+constexpr int kChunkColumns = kWarps * kUnitColumns;
+constexpr int kStageBytes = 2 * kTileRows * kChunkColumns;  // of the ring of weights
 
 struct Sizes {
   int layers = 0, D = 0, H = 0, K = 0, V = 0, M = 0, taps = 0, F = 0, vocab = 0;
@@ -46,10 +47,10 @@ struct Sizes {
   CYFA_WHOLE_STEP constexpr int row_tiles() const { return D / kTileRows; }  // of the output projection and of the down projection
   CYFA_WHOLE_STEP constexpr int hidden_tiles() const { return F / (kTileRows / 2); }
   CYFA_WHOLE_STEP constexpr int head_tiles() const { return (vocab + kTileRows - 1) / kTileRows; }
-
-  CYFA_WHOLE_STEP constexpr int stage_bytes() const { return 2 * kTileRows * D; }  // of the ring of weights: a tile of rows of x
-  CYFA_WHOLE_STEP constexpr int stages_of(int bytes) const { return (bytes + stage_bytes() - 1) / stage_bytes(); }
 };
+
+CYFA_WHOLE_STEP constexpr int chunks_of(int columns) { return (columns + kChunkColumns - 1) / kChunkColumns; }
+CYFA_WHOLE_STEP constexpr int stages_of(int bytes) { return (bytes + kStageBytes - 1) / kStageBytes; }
 
 // Consecutive tiles of one block.
 struct Part {

@@ -1,10 +1,14 @@
-// Products of a row with the block's tiles of a matrix. Each warp takes every eighth unit of 128 columns for all tiles, so it waits for its
-// part of the row only and multiplies it where it is. Weights are loaded from the ring into registers before the row arrives, as many tiles
-// as fit. The warps' sums are added in their order. Included by whole_step_sm90.cu only.
+// Products of a row with the block's tiles of a matrix. A warp takes a unit of 128 columns of each chunk, for all tiles, so it waits for
+// its part of the row only and multiplies it where it is. Weights are loaded from the ring into registers before the row arrives, as many
+// tiles as fit. The warps' sums are added in a fixed order. Included by whole_step_sm90.cu only.
 //
-// A tile is multiplied by mma with its rows as rows 0 to 7 of the first operand for one run of 32 columns and as rows 8 to 15 for the next
-// one. The row of x is the second operand: even columns hold the first run, odd ones the other. For odd rows the two runs are exchanged, so
-// that a quarter of a warp reads 128 different bytes modulo 128 of shared memory.
+// A tile is multiplied by mma, 32 columns (a run) at a time. What a lane reads at once, eight columns of one row, is its part of the first
+// operand as it is: of each four columns, the first two are in rows 0 to 7, the other two in rows 8 to 15. Two runs are a pair, which odd
+// rows read in the other order, so that a quarter of a warp reads 128 different bytes modulo 128 of shared memory. The row of x is the
+// second operand: which two of four columns a column of the operand holds follows from its bit 0, and which run from its bit 1.
+//
+// Between the arrival of a row and the results stands nothing but their arithmetic, in as few instructions as possible: two warps per
+// scheduler hide little of each other's latency.
 #pragma once
 
 #include "cyfa/kernels/whole_step/whole_step_block.cuh"
@@ -15,311 +19,223 @@ using sm90::pack;
 using sm90::unpack;
 
 constexpr float kSmallest = 1.17549435e-38F;
+constexpr int kHeldChunks = 6;  // in registers
 
-// The weights of a unit and of one tile in a warp: two pairs of runs.
+// The weights of a unit and of one tile in a warp: two pairs of runs, of which an odd row has the second one first.
 struct UnitWeights {
   uint4 of[2][2];
 };
-// A unit of x: for each pair the run of this lane's column of the operand.
+// A unit of x: this lane's part of the second operand for each of these.
 struct UnitInputs {
-  uint4 of[2];
+  uint2 of[2][2];
 };
 
-__device__ __forceinline__ int tile_row() { return static_cast<int>(threadIdx.x) % 32 / 4; }
-__device__ __forceinline__ int tile_quarter() { return static_cast<int>(threadIdx.x) % 4; }
+__device__ __forceinline__ int own_warp() { return static_cast<int>(threadIdx.x) / 32; }
+__device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ __forceinline__ int tile_row() { return own_lane() / 4; }
+__device__ __forceinline__ int tile_quarter() { return own_lane() % 4; }
 
-// Loads unit `unit` of a tile that is at `base` in the ring. Columns past the end are zero.
-__device__ __forceinline__ UnitWeights load_unit(const Block& b, int base, int in, int unit) {
-  UnitWeights w;
-  const int at = base + tile_row() * 2 * in + unit * 2 * kUnitColumns + tile_quarter() * 16, odd = tile_row() & 1;
-#pragma unroll
-  for (int pair = 0; pair < 2; ++pair) {
-    const bool has = unit * kUnitColumns + 64 * pair < in;
-#pragma unroll
-    for (int run = 0; run < 2; ++run) w.of[pair][run] = has ? b.read(at + 128 * pair + 64 * (run ^ odd)) : make_uint4(0, 0, 0, 0);
+// Where a lane finds its weights of unit `unit` of chunk `chunk` of a tile with `in` columns. Columns past the end, which x has zeros for,
+// are replaced by others of the chunk.
+struct UnitPlace {
+  int first, other, pair;  // of the two runs, in bytes from the tile's start; of the second pair relative to the first one
+
+  __device__ __forceinline__ UnitPlace(int in, int chunk, int unit) {
+    const int column = chunk * kChunkColumns + unit * kUnitColumns;
+    const int start = tile_row() * 2 * in + tile_quarter() * 16 + 2 * (column < in ? column : chunk * kChunkColumns);
+    const int odd = 64 * (tile_row() & 1);
+    first = start + odd;
+    other = start + (64 - odd);
+    pair = column + kUnitColumns / 2 < in ? kUnitColumns : 0;
   }
-  return w;
-}
+  // From a tile that begins `at` bytes after the start of this warp's stage.
+  __device__ __forceinline__ UnitWeights load(const Block& b, int at) const {
+    return {{{b.read(at + first), b.read(at + other)}, {b.read(at + first + pair), b.read(at + other + pair)}}};
+  }
+  // The same for one that lies in one stage.
+  __device__ __forceinline__ UnitWeights load_one(const Block& b, int at) const {
+    const int begin = b.stage * kStageBytes + at;
+    const char* const tile = b.ring + (begin < kRingBytes ? begin : begin - kRingBytes);
+    const auto read = [&](int offset) { return *reinterpret_cast<const uint4*>(tile + offset); };
+    return {{{read(first), read(other)}, {read(first + pair), read(other + pair)}}};
+  }
+};
 
-// From four neighbouring columns per lane, as two times two bf16.
-__device__ __forceinline__ UnitInputs spread(uint2 four) {
+// Stores four neighbouring columns per lane as chunk `chunk` of the warp's row; a __syncwarp must follow. Of eight columns, the order in
+// memory is 0, 1, 4, 5, 2, 3, 6, 7.
+__device__ __forceinline__ void store_unit(const Block& b, int chunk, uint2 four) {
+  auto* const to = reinterpret_cast<unsigned*>(b.s.row[own_warp()][chunk] + own_lane() / 2) + own_lane() % 2;
+  to[0] = four.x;
+  to[2] = four.y;
+}
+__device__ __forceinline__ UnitInputs inputs_of(const Block& b, int chunk) {
+  const int column = own_lane() / 4, run = column / 2 % 2;
+  const auto* const from = reinterpret_cast<const uint2*>(b.s.row[own_warp()][chunk] + tile_quarter()) + column % 2;
   UnitInputs x;
-  const int first = 8 * (tile_row() & 1) + 2 * tile_quarter();
 #pragma unroll
   for (int pair = 0; pair < 2; ++pair) {
-    const int lane = 16 * pair + first;
-    x.of[pair].x = __shfl_sync(0xFFFFFFFFU, four.x, lane);
-    x.of[pair].y = __shfl_sync(0xFFFFFFFFU, four.y, lane);
-    x.of[pair].z = __shfl_sync(0xFFFFFFFFU, four.x, lane + 1);
-    x.of[pair].w = __shfl_sync(0xFFFFFFFFU, four.y, lane + 1);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) x.of[pair][j] = from[16 * pair + 8 * (run ^ j)];
   }
   return x;
 }
 
-__device__ __forceinline__ void multiply(float4& sums, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(sums.x), "+f"(sums.y), "+f"(sums.z), "+f"(sums.w)
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+// Adds the product of run `run` of pair `pair`.
+__device__ __forceinline__ void multiply(float4& sums, const UnitWeights& w, const UnitInputs& x, int pair, int run) {
+  const uint4& a = w.of[pair][run];
+  const uint2& by = x.of[pair][run];
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums.x), "+f"(sums.y), "+f"(sums.z), "+f"(sums.w)
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(by.x), "r"(by.y));
 }
 
-// Adds half of a pair of runs.
-__device__ __forceinline__ void multiply(float4& sums, const UnitWeights& w, const UnitInputs& x, int pair, int half) {
-  const uint4 &a = w.of[pair][0], &b = w.of[pair][1], &by = x.of[pair];
-  if (half == 0) {
-    multiply(sums, a.x, b.x, a.y, b.y, by.x, by.y);
-  } else {
-    multiply(sums, a.z, b.z, a.w, b.w, by.z, by.w);
-  }
-}
+// The sum of row tile_row(), in the lane that has_sum().
+__device__ __forceinline__ float row_sum(float4 sums) { return sums.x + sums.w; }
+__device__ __forceinline__ bool has_sum() { return tile_quarter() == (tile_row() & 1); }
 
-// The sum of row tile_row(): the same in the four lanes of a row.
-__device__ __forceinline__ float row_sum(float4 sums) { return (tile_row() & 1) == 0 ? sums.x + sums.w : sums.y + sums.z; }
+__device__ __forceinline__ int first_column(int chunk) { return chunk * kChunkColumns + own_warp() * kUnitColumns + 4 * own_lane(); }
+// The same, or the row's last columns for those that have none in it.
+__device__ __forceinline__ int present_column(int chunk, int in) { return min(first_column(chunk), in - 4); }
+__device__ __forceinline__ uint2 if_present(int chunk, int in, uint2 four) { return first_column(chunk) < in ? four : make_uint2(0, 0); }
 
-// Four columns per lane of each of the warp's units, in bf16; zero past the end.
-template <int kUnits>
-struct Fours {
-  uint2 of[kUnits];
-};
-
-// The warp's units of x. Many of them are spread each time they are used, to save registers.
-template <int kUnits>
-class Units {
- public:
-  __device__ __forceinline__ void set(int i, uint2 four) {
-    if constexpr (kSpread) {
-      spread_[i] = spread(four);
-    } else {
-      four_[i] = four;
-    }
-  }
-  __device__ __forceinline__ UnitInputs at(int i) const {
-    if constexpr (kSpread) {
-      return spread_[i];
-    } else {
-      return spread(four_[i]);
-    }
-  }
-
- private:
-  static constexpr bool kSpread = kUnits <= 3;
-  UnitInputs spread_[kSpread ? kUnits : 1];
-  uint2 four_[kSpread ? 1 : kUnits];
-};
-
-__device__ __forceinline__ int unit_of(int i) { return static_cast<int>(threadIdx.x) / 32 + kWarps * i; }
-__device__ __forceinline__ int first_column(int i) { return unit_of(i) * kUnitColumns + 4 * (static_cast<int>(threadIdx.x) % 32); }
-
-template <int kUnits>
-__device__ __forceinline__ Fours<kUnits> receive_row(const Block& b, int word, int in, Awaited what) {
-  ulonglong2 x[kUnits];
-  const uint64_t* at[kUnits];
+template <int kChunks>
+__device__ __forceinline__ void receive_row(const Block& b, int word, int in, Awaited what, uint2 (&row)[kChunks]) {
+  ulonglong2 x[kChunks];
+  const uint64_t* at[kChunks];
 #pragma unroll
-  for (int i = 0; i < kUnits; ++i) at[i] = first_column(i) < in ? b.from(word + first_column(i) / 2) : nullptr;
+  for (int c = 0; c < kChunks; ++c) at[c] = b.from(word + present_column(c, in) / 2);
   b.receive(x, at, what);
-  Fours<kUnits> row;
 #pragma unroll
-  for (int i = 0; i < kUnits; ++i) row.of[i] = make_uint2(low(x[i].x), low(x[i].y));
-  return row;
+  for (int c = 0; c < kChunks; ++c) row[c] = if_present(c, in, make_uint2(low(x[c].x), low(x[c].y)));
 }
 
-// A row of the residual stream, times the weight of its norm; the division by the RMS follows after the product.
-template <int kUnits>
-class NormedRow {
- public:
-  static constexpr bool kNorm = true;
-
-  // row: null, or the row itself instead of words.
-  __device__ NormedRow(const Block& b, const float* weight, int word, const void* row, Awaited what)
-      : b_(b), row_(static_cast<const __nv_bfloat16*>(row)), word_(word), what_(what) {
+// Stores a row of the residual stream, times the weight of its norm; the division by the RMS follows after the product. Returns this lane's
+// part of the sum of squares.
+template <int kChunks>
+__device__ __forceinline__ float store_normed(const Block& b, const uint2 (&row)[kChunks], const float4 (&weight)[kChunks]) {
+  float squares = 0.0F;
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const int column = first_column(i);
-      weight_[i] = column < b.p.n.D ? __ldg(reinterpret_cast<const float4*>(weight + column)) : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-    }
+  for (int c = 0; c < kChunks; ++c) {
+    const float2 x = unpack(row[c].x), y = unpack(row[c].y);
+    store_unit(b, c, make_uint2(pack(x.x * weight[c].x, x.y * weight[c].y), pack(y.x * weight[c].z, y.y * weight[c].w)));
+    squares = fmaf(x.x, x.x, fmaf(x.y, x.y, fmaf(y.x, y.x, fmaf(y.y, y.y, squares))));
   }
+  return squares;
+}
 
-  // Returns this lane's part of the sum of squares.
-  __device__ float get(Units<kUnits>& x) const {
-    Fours<kUnits> row;
-    if (row_ == nullptr) {
-      row = receive_row<kUnits>(b_, word_, b_.p.n.D, what_);
-    } else {
+// Receives and stores the outputs of the heads, divided by their RMS. The columns of a head are a multiple of 64, and the number of its
+// parts a power of two up to 16: so that many neighbouring lanes have columns of one head.
+template <int kChunks>
+__device__ __forceinline__ void store_heads(const Block& b, int in) {
+  const Sizes& n = b.p.n;
+  const int parts = n.value_parts(), own = own_lane() & (parts - 1), log_width = 31 - __clz(n.V);
+  ulonglong2 words[2 * kChunks];  // the lane's columns, then two of the head's sums of squares
+  const uint64_t* at[2 * kChunks];
 #pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        const int column = first_column(i);
-        row.of[i] = column < b_.p.n.D ? *reinterpret_cast<const uint2*>(row_ + column) : make_uint2(0, 0);
+  for (int c = 0; c < kChunks; ++c) {
+    const int column = present_column(c, in);
+    at[c] = b.from(b.words.o + column / 2);
+    at[kChunks + c] = b.from(b.words.squares + (column >> log_width) * parts + (own & ~1));
+  }
+  b.receive(words, at, kHeads);
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    float sum = low_float((own & 1) == 0 ? words[kChunks + c].x : words[kChunks + c].y);
+#pragma unroll 1
+    for (int distance = parts / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, distance);
+    const float rate = rsqrtf(fmaxf(__fdividef(sum, static_cast<float>(n.V)) + b.p.o_eps, kSmallest));
+    const float2 x = unpack(low(words[c].x)), y = unpack(low(words[c].y));
+    store_unit(b, c, if_present(c, in, make_uint2(pack(x.x * rate, x.y * rate), pack(y.x * rate, y.y * rate))));
+  }
+}
+
+// The sum of row `row` of `part` over the warps.
+__device__ __forceinline__ float sum_of_warps(const float* of_warps) {
+  static_assert(kWarps == 8);
+  const float4 a = reinterpret_cast<const float4*>(of_warps)[0], c = reinterpret_cast<const float4*>(of_warps)[1];
+  return ((a.x + a.y) + (a.z + a.w)) + ((c.x + c.y) + (c.z + c.w));
+}
+
+// The product of a phase. kChunks: of a row, or more than it has. prepare(): called before weights fill the registers. store(): receives
+// the row and stores it, and returns this lane's part of its sum of squares. write(first, count): has the sums of tiles first .. first +
+// count - 1 in `part` and `squares` of this turn.
+template <int kChunks, class Prepare, class Store, class Write>
+__device__ __forceinline__ void product(Block& b, const Work& work, int marks, const Prepare& prepare, const Store& store,
+                                        const Write& write) {
+  constexpr int kTiles = kHeldChunks / kChunks;  // in registers
+  const int tiles = work.tiles, chunks = chunks_of(work.in), stages = stages_of(2 * kTileRows * work.in);
+  const int held_stages = min(tiles, kTiles) * stages;
+  const auto load = [&](const UnitPlace& place, int at) { return kChunks == 1 ? place.load_one(b, at) : place.load(b, at); };
+  b.take(held_stages);
+  b.mark(marks);
+  prepare();
+  UnitWeights held[kTiles][kChunks];
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    const UnitPlace place(work.in, c, own_warp());
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      if (t < tiles && c < chunks) {
+        held[t][c] = load(place, t * stages * kStageBytes);
+      } else {
+        held[t][c] = {};
       }
     }
-    float squares = 0.0F;
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const float2 a = unpack(row.of[i].x), c = unpack(row.of[i].y);
-      squares = fmaf(a.x, a.x, fmaf(a.y, a.y, fmaf(c.x, c.x, fmaf(c.y, c.y, squares))));
-      const float4 by = weight_[i];
-      x.set(i, make_uint2(pack(a.x * by.x, a.y * by.y), pack(c.x * by.z, c.y * by.w)));
-    }
-    return squares;
   }
-
- private:
-  const Block& b_;
-  const __nv_bfloat16* row_;
-  int word_;
-  Awaited what_;
-  float4 weight_[kUnits];
-};
-
-// The hidden units.
-template <int kUnits>
-class PlainRow {
- public:
-  static constexpr bool kNorm = false;
-  __device__ explicit PlainRow(const Block& b) : b_(b) {}
-  __device__ float get(Units<kUnits>& x) const {
-    const Fours<kUnits> row = receive_row<kUnits>(b_, b_.words.hidden, b_.p.n.F, kHidden);
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) x.set(i, row.of[i]);
-    return 0.0F;
-  }
-
- private:
-  const Block& b_;
-};
-
-// The outputs of the heads, divided by their RMS. The columns of a head are a multiple of 64, and the number of its parts a power of two up
-// to 16: so that many neighbouring lanes have columns of one head.
-template <int kUnits>
-class HeadsRow {
- public:
-  static constexpr bool kNorm = false;
-  __device__ explicit HeadsRow(const Block& b) : b_(b) {}
-  __device__ float get(Units<kUnits>& x) const {
-    const Sizes& n = b_.p.n;
-    const int parts = n.value_parts(), own = static_cast<int>(threadIdx.x) % parts;
-    ulonglong2 words[2 * kUnits];  // the lane's columns, then two of the head's sums of squares
-    const uint64_t* at[2 * kUnits];
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const int column = first_column(i);
-      const bool has = column < n.H * n.V;
-      at[i] = has ? b_.from(b_.words.o + column / 2) : nullptr;
-      at[kUnits + i] = has ? b_.from(b_.words.squares + column / n.V * parts + (own & ~1)) : nullptr;
-    }
-    b_.receive(words, at, kHeads);
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      float sum = low_float((own & 1) == 0 ? words[kUnits + i].x : words[kUnits + i].y);
-      for (int distance = parts / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xFFFFFFFFU, sum, distance);
-      const float rate = rsqrtf(fmaxf(sum / static_cast<float>(n.V) + b_.p.o_eps, kSmallest));
-      const float2 a = unpack(low(words[i].x)), c = unpack(low(words[i].y));
-      x.set(i, make_uint2(pack(a.x * rate, a.y * rate), pack(c.x * rate, c.y * rate)));
-    }
-    return 0.0F;
-  }
-
- private:
-  const Block& b_;
-};
-
-// The sums of a round of tiles, after they are complete.
-struct Sums {
-  const float (*part)[kRound * kTileRows];
-  const float* squares;
-  int first, count;  // tiles of the round
-  int in;
-  float eps;
-
-  // Row `row` of the round's tiles, over all columns.
-  __device__ float at(int row) const {
-    float sum = 0.0F;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += part[w][row];
-    return sum;
-  }
-  // 1 / RMS of the row of x.
-  __device__ float rate() const {
-    float sum = 0.0F;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += squares[w];
-    return rsqrtf(fmaxf(sum / static_cast<float>(in) + eps, kSmallest));
-  }
-};
-
-// kUnits: units of a row per warp, rounded up. kHold: tiles in registers, the others are multiplied from the ring. marks: three, when
-// weights are there, x has arrived, and results are on their way. write(Sums) is called by whole warps.
-template <int kUnits, int kHold, class Row, class Write>
-__device__ __forceinline__ void product(Block& b, int tiles, int in, int marks, const Row& row, const Write& write) {
-  if (tiles == 0) return;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int each = b.p.n.stages_of(2 * kTileRows * in);
-  constexpr int kHeld = kHold > 0 ? kHold : 1;  // no array has no elements
-  UnitWeights held[kHeld][kUnits];
-#pragma unroll
-  for (int t = 0; t < kHold; ++t) {
-    if (t < tiles) {
-      const int base = b.take(each);
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) held[t][i] = load_unit(b, base, in, unit_of(i));
-      b.give_back(each);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) held[t][i] = {};
-    }
-  }
-  b.mark(marks);
-  Units<kUnits> x;
-  const float squares = row.get(x);
+  b.give_back(held_stages);
   b.mark(marks + 1);
-  // Every mma of a chain waits for the one before it.
-  constexpr int kChains = kHold >= 3 ? 1 : 4;
-  float4 sums[kHeld][kChains] = {};
+  float squares = store();
+  __syncwarp();
+  b.mark(marks + 2);
+  float4 sums[kTiles][kChunks] = {};  // every mma of a chain waits for the one before it
 #pragma unroll
-  for (int i = 0; i < kUnits; ++i) {
-    const UnitInputs unit = x.at(i);
+  for (int c = 0; c < kChunks; ++c) {
+    if (c >= chunks) break;
+    const UnitInputs x = inputs_of(b, c);
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
 #pragma unroll
-      for (int t = 0; t < kHold; ++t) multiply(sums[t][quarter % kChains], held[t][i], unit, quarter / 2, quarter % 2);
+      for (int t = 0; t < kTiles; ++t) multiply(sums[t][c], held[t][c], x, quarter / 2, quarter % 2);
+      if (c == 0) squares += __shfl_xor_sync(0xFFFFFFFFU, squares, 16 >> quarter);  // meanwhile
     }
   }
+  squares += __shfl_xor_sync(0xFFFFFFFFU, squares, 1);
+#pragma unroll 1
   for (int first = 0; first < tiles; first += kRound) {
     const int count = min(kRound, tiles - first);
-    float* const part = b.s.part[b.turn][warp];
-    if (Row::kNorm) {
-      const float sum = rowwise::warp_sum(squares);
-      if (lane == 0) b.s.squares[b.turn][warp] = sum;
-    }
+    float* const part = &b.s.part[b.turn][tile_row()][own_warp()];
+    if (own_lane() == 0) b.s.squares[b.turn][own_warp()] = squares;
     if (first == 0) {
 #pragma unroll
-      for (int t = 0; t < kHold; ++t) {
+      for (int t = 0; t < kTiles; ++t) {
         float sum = row_sum(sums[t][0]);
 #pragma unroll
-        for (int chain = 1; chain < kChains; ++chain) sum += row_sum(sums[t][chain]);
-        if (t < tiles && tile_quarter() == 0) part[kTileRows * t + tile_row()] = sum;
+        for (int c = 1; c < kChunks; ++c) sum += row_sum(sums[t][c]);
+        if (t < tiles && has_sum()) part[kTileRows * kWarps * t] = sum;
       }
     }
 #pragma unroll 1
-    for (int t = first == 0 ? kHold : 0; t < count; ++t) {
-      const int base = b.take(each);
-      UnitWeights now[kUnits];
+    for (int t = first == 0 ? kTiles : 0; t < count; ++t) {
+      float sum = 0.0F;
+      b.take(stages);
+#pragma unroll 1
+      for (int c = 0; c < chunks; ++c) {
+        const UnitWeights now = load(UnitPlace(work.in, c, own_warp()), 0);
+        const UnitInputs x = inputs_of(b, c);
+        float4 chains[2] = {};
 #pragma unroll
-      for (int i = 0; i < kUnits; ++i) now[i] = load_unit(b, base, in, unit_of(i));
-      b.give_back(each);
-      float4 chains[4] = {};
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) {
-        const UnitInputs unit = x.at(i);
-#pragma unroll
-        for (int quarter = 0; quarter < 4; ++quarter) multiply(chains[quarter], now[i], unit, quarter / 2, quarter % 2);
+        for (int quarter = 0; quarter < 4; ++quarter) multiply(chains[quarter / 2], now, x, quarter / 2, quarter % 2);
+        sum += row_sum(chains[0]) + row_sum(chains[1]);
       }
-      const float sum = (row_sum(chains[0]) + row_sum(chains[1])) + (row_sum(chains[2]) + row_sum(chains[3]));
-      if (tile_quarter() == 0) part[kTileRows * t + tile_row()] = sum;
+      b.give_back(stages);
+      if (has_sum()) part[kTileRows * kWarps * t] = sum;
     }
+    b.mark(marks + 3);
     b.consumers_meet();
-    write(Sums{b.s.part[b.turn], b.s.squares[b.turn], first, count, in, b.p.eps});
+    write(first, count);
     b.turn ^= 1;
   }
-  b.mark(marks + 2);
+  b.mark(marks + 4);
 }
 
 }  // namespace cyfa::whole_step

@@ -20,13 +20,6 @@
 namespace cyfa::whole_step {
 namespace {
 
-constexpr int kMaxSharedBytes = 227 * 1024;
-
-__host__ __device__ constexpr int ring_stages(const Sizes& n) {
-  const int fit = (kMaxSharedBytes - kSharedBytes) / n.stage_bytes();
-  return fit < kMaxStages ? fit : kMaxStages;
-}
-
 // The thread that fills the ring, in the order in which consumers take from it.
 class Feeder {
  public:
@@ -35,33 +28,42 @@ class Feeder {
   __device__ void put(const void* from, int bytes, bool again = false) {
     const char* bytes_from = static_cast<const char*>(from);
 #pragma unroll 1
-    for (int done = 0; done < bytes; done += b_.stage_bytes) {
-      const int now = min(b_.stage_bytes, bytes - done);
+    for (int done = 0; done < bytes; done += kStageBytes) {
+      const int now = min(kStageBytes, bytes - done);
       begin(now);
       sm90::copy_bulk(place(), bytes_from + done, now, &b_.s.full[b_.stage], again ? read_again_ : read_once_);
-      b_.step_on();
+      b_.step_on(1);
     }
   }
-  // Half a stage from each.
-  __device__ void put_halves(const void* first, const void* second) {
-    const int half = b_.stage_bytes / 2;
-    begin(2 * half);
-    sm90::copy_bulk(place(), first, half, &b_.s.full[b_.stage], read_once_);
-    sm90::copy_bulk(place() + half, second, half, &b_.s.full[b_.stage], read_once_);
-    b_.step_on();
+  // `half` bytes from each of two places.
+  __device__ void put_halves(const void* first, const void* second, int half) {
+    const char *upper = static_cast<const char*>(first), *lower = static_cast<const char*>(second) - half;
+#pragma unroll 1
+    for (int done = 0; done < 2 * half; done += kStageBytes) {
+      const int end = min(done + kStageBytes, 2 * half), split = min(max(half, done), end);
+      uint64_t* const full = &b_.s.full[b_.stage];
+      begin(end - done);
+      if (split > done) sm90::copy_bulk(place(), upper + done, split - done, full, read_once_);
+      if (end > split) sm90::copy_bulk(place() + (split - done), lower + split, end - split, full, read_once_);
+      b_.step_on(1);
+    }
   }
   __device__ void put_tiles(const void* weight, const Part& part, int in, int rows) {
-    const auto* from = static_cast<const __nv_bfloat16*>(weight);
+    const auto* from = static_cast<const __nv_bfloat16*>(weight) + static_cast<int64_t>(part.first) * kTileRows * in;
 #pragma unroll 1
     for (int t = part.first; t < part.first + part.count; ++t) {
-      put(from + static_cast<int64_t>(t) * kTileRows * in, 2 * in * min(kTileRows, rows - t * kTileRows));
+      put(from, 2 * in * min(kTileRows, rows - t * kTileRows));
+      from += kTileRows * in;
     }
   }
 
  private:
-  __device__ char* place() const { return b_.ring + b_.stage * b_.stage_bytes; }
+  __device__ char* place() const { return b_.ring + b_.stage * kStageBytes; }
   __device__ void begin(int bytes) {
-    b_.wait(&b_.s.empty[b_.stage], b_.round ^ 1, kRoom);
+#pragma unroll 1
+    while (!b_.is_complete(&b_.s.empty[b_.stage], b_.round ^ 1)) {
+      if (b_.given_up(kRoom)) break;
+    }
     sm90::barrier_expect(&b_.s.full[b_.stage], bytes);
   }
 
@@ -88,96 +90,195 @@ __device__ void feed(Block& b, const Role& role) {
     const auto* gate = static_cast<const __nv_bfloat16*>(layer.gate_and_up);
 #pragma unroll 1
     for (int t = of_hidden.first; t < of_hidden.first + of_hidden.count; ++t) {
-      const auto* from = gate + static_cast<int64_t>(t) * (kTileRows / 2) * n.D;
-      feeder.put_halves(from, from + static_cast<int64_t>(n.F) * n.D);
+      constexpr int kHalf = kTileRows / 2;
+      const auto* from = gate + static_cast<int64_t>(t) * kHalf * n.D;
+      feeder.put_halves(from, from + static_cast<int64_t>(n.F) * n.D, 2 * kHalf * n.D);
     }
     feeder.put_tiles(layer.down, of_rows, n.F, n.D);
   }
   feeder.put_tiles(p.head, head_part(n, block), n.D, n.vocab);
 }
 
-// kWide: units of D and of H V per warp. kHidden: of F.
-template <int kWide, int kHidden, int kShare>
+// The thread that ends all waits of its block when the consumers have not moved on for too long.
+__device__ void watch(const Block& b) {
+  long long since = clock64();
+  int last = 0;
+#pragma unroll 1
+  while (true) {
+    const int now = *static_cast<volatile int*>(&b.s.progress);
+    if (now < 0) return;
+    if (now != last) {
+      last = now;
+      since = clock64();
+    } else if (clock64() - since > kPatience) {
+      b.report(*static_cast<volatile int*>(&b.s.awaited), (now - 1) / kPhases);
+      since = clock64();
+    }
+    __nanosleep(1000);
+  }
+}
+
+// kWide: chunks of D and of H V. kOfHidden: of F.
+template <int kWide, int kOfHidden, int kShare>
 __device__ void compute(Block& b, const Role& role) {
-  constexpr int kTiles = 6 / kWide, kRowTiles = kWide;  // in registers
   const Params& p = b.p;
   const Sizes& n = p.n;
-  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, block = static_cast<int>(blockIdx.x);
-  const Part of_y = projection_part(n, block), of_rows = row_part(n, block), of_hidden = hidden_part(n, block),
-             of_head = head_part(n, block);
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32;
   int64_t id = *p.id;
   if (id < 0 || id >= n.vocab) {
-    b.report(kId);
+    if (tid == 0) b.report(kId, 0);
     id = 0;
   }
   const auto* const embedding = static_cast<const __nv_bfloat16*>(p.embeddings) + id * n.D;
+  const Part of_rows = row_part(n, static_cast<int>(blockIdx.x));
   const int own_row = kTileRows * of_rows.first + min(tid, kTileRows * of_rows.count - 1);
   float residual = of_rows.count > 0 ? __bfloat162float(embedding[own_row]) : 0.0F;  // of one row, in the first threads
 
-  // value(i) for i = 0 .. count - 1, of the first threads, as pairs of bf16 to the words from `word` on.
-  const auto send_pairs = [&](int word, int count, const auto& value) {
-    if (32 * warp >= count) return;
-    const float own = tid < count ? value(tid) : 0.0F, next = __shfl_down_sync(0xFFFFFFFFU, own, 1);
-    if (tid < count && tid % 2 == 0) send(b.to(word + tid / 2), b.epoch(), pack(own, next));
+  const auto sum_at = [&](int row) { return sum_of_warps(b.s.part[b.turn][min(row, kRound * kTileRows - 1)]); };
+  // `value` of the first `count` threads, as pairs of bf16 to the words from `to` on.
+  const auto send_pairs = [&](uint64_t* to, int count, float value, unsigned epoch) {
+    const float next = __shfl_down_sync(0xFFFFFFFFU, value, 1);
+    if (tid < count && tid % 2 == 0) send(to + tid / 2, epoch, pack(value, next));
   };
-  const auto add_to_residual = [&](const Sums& sums) {
-    return [&residual, sums](int i) {
-      residual += sums.at(i);
-      return residual;
-    };
-  };
-  for (; b.layer < n.layers; ++b.layer) {
+#pragma unroll 1
+  for (int phase = kProjection;;) {
     const Layer& layer = p.layer[b.layer];
-    product<kWide, kTiles>(b, of_y.count, n.D, 0,
-                           NormedRow<kWide>(b, layer.mixer_norm, b.words.x, b.layer == 0 ? embedding : nullptr, kInput),
-                           [&](const Sums& sums) {
-                             const float rate = sums.rate();
-                             send_pairs(b.words.y + kTileRows * (of_y.first + sums.first) / 2, kTileRows * sums.count,
-                                        [&](int i) { return rate * sums.at(i); });
-                           });
-    if (role.kind == RoleKind::kKeys) {
-      step_keys<kShare>(b, role);
-    } else if (role.kind == RoleKind::kValues) {
-      step_values<kShare>(b, role);
+    if (tid == 0) *static_cast<volatile int*>(&b.s.progress) = kPhases * b.layer + phase + 1;
+    const Work work = b.s.work[phase];
+    float4 weight[kWide];
+    if (phase != kOutput) {
+      const float* const from = phase == kProjection ? layer.mixer_norm : phase == kGateAndUp ? layer.mlp_norm : p.final_norm;
+#pragma unroll
+      for (int c = 0; c < kWide; ++c) weight[c] = __ldg(reinterpret_cast<const float4*>(from + present_column(c, n.D)));
     }
-    product<kWide, kRowTiles>(b, of_rows.count, n.H * n.V, 8, HeadsRow<kWide>(b), [&](const Sums& sums) {
-      send_pairs(b.words.between + kTileRows * of_rows.first / 2, kTileRows * sums.count, add_to_residual(sums));
-    });
-    product<kWide, kTiles>(b, of_hidden.count, n.D, 11, NormedRow<kWide>(b, layer.mlp_norm, b.words.between, nullptr, kBetween),
-                           [&](const Sums& sums) {
-                             const float rate = sums.rate();
-                             constexpr int kOfTile = kTileRows / 2;
-                             send_pairs(b.words.hidden + kOfTile * (of_hidden.first + sums.first) / 2, kOfTile * sums.count, [&](int i) {
-                               const int row = i / kOfTile * kTileRows + i % kOfTile;
-                               const float gate = rate * sums.at(row), up = rate * sums.at(row + kOfTile);
-                               return gate * rowwise::sigmoid(gate) * up;
-                             });
-                           });
-    product<kHidden, kHidden <= 3 ? 1 : 0>(b, of_rows.count, n.F, 14, PlainRow<kHidden>(b), [&](const Sums& sums) {
-      ++b.layer;  // these words are the next layer's
-      send_pairs(b.words.x + kTileRows * of_rows.first / 2, kTileRows * sums.count, add_to_residual(sums));
-      --b.layer;
-    });
+    MixerInputs<kShare> inputs = {};  // or it would be kept from turn to turn
+    if (phase == kProjection) {
+      if (role.kind == RoleKind::kKeys) load_keys(b, layer, role, inputs);
+      if (role.kind == RoleKind::kValues) load_values(b, layer, role, inputs);
+    }
+    if (work.tiles > 0) {
+      constexpr int kMarksOf[] = {0, 10, 15, 20, 0};
+      product<kWide>(
+          b, work,
+          phase == kProjection || phase == kHead ? kMarksOf[0]
+          : phase == kOutput                     ? kMarksOf[1]
+                                                 : kMarksOf[2],
+          [&] {
+            if (phase == kProjection) inputs.settle();
+          },
+          [&] {
+            if (phase == kOutput) {
+              store_heads<kWide>(b, work.in);
+              return 0.0F;
+            }
+            uint2 row[kWide];
+            if (phase == kProjection && b.layer == 0) {
+#pragma unroll
+              for (int c = 0; c < kWide; ++c) {
+                row[c] = if_present(c, n.D, *reinterpret_cast<const uint2*>(embedding + present_column(c, n.D)));
+              }
+            } else {
+              receive_row(b, work.from, work.in, phase == kProjection ? kInput : phase == kGateAndUp ? kBetween : kLast, row);
+            }
+            return store_normed(b, row, weight);
+          },
+          [&](int first, int count) {
+            constexpr int kHalf = kTileRows / 2;
+            const int of_tile = phase == kGateAndUp ? kHalf : kTileRows, results = of_tile * count;
+            if (32 * warp >= results) return;
+            if (phase == kOutput) {
+              residual += sum_at(tid);
+              send_pairs(b.to(work.to), results, residual, b.epoch());
+              return;
+            }
+            const float rate = rsqrtf(fmaxf(fmaf(sum_of_warps(b.s.squares[b.turn]), work.inverse, p.eps), kSmallest));
+            if (phase == kGateAndUp) {
+              const int row = tid / kHalf * kTileRows + tid % kHalf;
+              const float gate = rate * sum_at(row), up = rate * sum_at(row + kHalf);
+              send_pairs(b.to(work.to + first * kHalf / 2), results, gate * rowwise::sigmoid(gate) * up, b.epoch());
+              return;
+            }
+            const float value = rate * sum_at(tid);
+            if (phase == kProjection) {
+              send_pairs(b.to(work.to + first * kTileRows / 2), results, value, b.epoch());
+            } else {
+              const int row = work.to + kTileRows * first + tid;
+              const bool aborted = *static_cast<volatile int*>(&b.s.aborted) != 0;
+              if (tid < results && row < n.vocab) p.logits[row] = aborted ? __int_as_float(0x7FFFFFFF) : value;
+            }
+          });
+    }
+    if (phase == kHead) {
+      b.store_marks();
+      break;
+    }
+    if (phase == kProjection) {
+      if (role.kind == RoleKind::kKeys) step_keys(b, layer, role, inputs);
+      if (role.kind == RoleKind::kValues) step_values(b, layer, role, inputs);
+    }
+    if (phase != kGateAndUp) {
+      ++phase;
+      continue;
+    }
+    const Work down = b.s.work[kDown];
+    if (tid == 0) *static_cast<volatile int*>(&b.s.progress) = kPhases * b.layer + kDown + 1;
+    if (down.tiles > 0) {
+      product<kOfHidden>(
+          b, down, 20, [] {},
+          [&] {
+            uint2 row[kOfHidden];
+            receive_row(b, down.from, down.in, kHidden, row);
+#pragma unroll
+            for (int c = 0; c < kOfHidden; ++c) store_unit(b, c, row[c]);
+            return 0.0F;
+          },
+          [&](int, int count) {
+            const int results = kTileRows * count;
+            if (32 * warp >= results) return;
+            residual += sum_at(tid);
+            send_pairs(b.of_next_layer(down.to), results, residual, b.epoch() + 1);
+          });
+    }
+    b.store_marks();
+    b.next_layer();
+    phase = b.layer < n.layers ? kProjection : kHead;
   }
-  product<kWide, kTiles>(b, of_head.count, n.D, 0, NormedRow<kWide>(b, p.final_norm, b.words.x, nullptr, kLast), [&](const Sums& sums) {
-    const int row = kTileRows * (of_head.first + sums.first) + tid;
-    if (tid >= kTileRows * sums.count || row >= n.vocab) return;
-    const bool aborted = *static_cast<volatile int*>(&b.s.aborted) != 0;
-    p.logits[row] = aborted ? __int_as_float(0x7FFFFFFF) : sums.rate() * sums.at(tid);
-  });
+  if (tid == 0) *static_cast<volatile int*>(&b.s.progress) = -1;
 }
 
-template <int kWide, int kHidden, int kShare>
+// The work of all phases.
+__device__ void plan(const Params& p, Shared& s) {
+  const Sizes& n = p.n;
+  const Words words = words_of(n);
+  s.words = words;
+  s.role = role_of(n, static_cast<int>(blockIdx.x));
+  const int block = static_cast<int>(blockIdx.x);
+  const Part of_y = projection_part(n, block), of_rows = row_part(n, block), of_hidden = hidden_part(n, block),
+             of_head = head_part(n, block);
+  s.work[kProjection] = {of_y.count, n.D, words.x, words.y + kTileRows / 2 * of_y.first};
+  s.work[kOutput] = {of_rows.count, n.H * n.V, words.o, words.between + kTileRows / 2 * of_rows.first};
+  s.work[kGateAndUp] = {of_hidden.count, n.D, words.between, words.hidden + kTileRows / 4 * of_hidden.first};
+  s.work[kDown] = {of_rows.count, n.F, words.hidden, words.x + kTileRows / 2 * of_rows.first};
+  s.work[kHead] = {of_head.count, n.D, words.x, kTileRows * of_head.first};
+  for (Work& work : s.work) work.inverse = 1.0F / static_cast<float>(work.in);
+}
+
+template <int kWide, int kOfHidden, int kShare>
 __global__ void __launch_bounds__(kThreads, 1) decode_whole_step_sm90(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) char raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
-  const int stages = ring_stages(p.n), tid = static_cast<int>(threadIdx.x);
+  const int tid = static_cast<int>(threadIdx.x);
   if (tid == 0) {
     s.aborted = 0;
+    s.progress = 0;
+    s.awaited = kNothing;
+    for (int i = 0; i < kMarks; ++i) s.marks[i] = 0;
     const unsigned long long launch = atomicAdd(p.tickets, 1ULL) / gridDim.x;
     s.base = static_cast<unsigned>(launch * static_cast<unsigned long long>(p.n.layers + 1) + 1);
+  } else if (tid == kHelper) {
+    plan(p, s);
   } else if (tid == kFeeder) {
-    for (int i = 0; i < stages; ++i) {
+    for (int i = 0; i < kStages; ++i) {
       sm90::barrier_init(&s.full[i], 1);
       sm90::barrier_init(&s.empty[i], kWarps);
     }
@@ -185,18 +286,21 @@ __global__ void __launch_bounds__(kThreads, 1) decode_whole_step_sm90(const __gr
     sm90::fence_async_proxy();
   }
   __syncthreads();
-  Block b(p, s, raw + kSharedBytes, stages);
-  const Role role = role_of(p.n, static_cast<int>(blockIdx.x));
+  Block b(p, s, raw + kSharedBytes);
+  const Role& role = s.role;
   if (tid < kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
-    compute<kWide, kHidden, kShare>(b, role);
+    compute<kWide, kOfHidden, kShare>(b, role);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
     if (tid < kFeeder) {
       prefetch_layer(p, p.layer[0], role);
-      for (; b.layer < p.n.layers; ++b.layer) help(b, role);
+#pragma unroll 1
+      for (; b.layer < p.n.layers; b.next_layer()) help(b, role);
     } else if (tid == kFeeder) {
       feed(b, role);
+    } else if (tid == kWatch) {
+      watch(b);
     }
   }
 }
@@ -205,8 +309,7 @@ using Kernel = void (*)(Params);
 
 // The smallest kernel whose registers hold the rows.
 Kernel kernel_for(const Sizes& n) {
-  const auto units = [](int columns) { return (columns + kUnitColumns * kWarps - 1) / (kUnitColumns * kWarps); };
-  const int wide = std::max(units(n.D), units(n.H * n.V)), hidden = units(n.F);
+  const int wide = chunks_of(std::max(n.D, n.H * n.V)), hidden = chunks_of(n.F);
   if (wide <= 1 && hidden <= 3 && n.share == 1) return decode_whole_step_sm90<1, 3, 1>;
   if (wide <= 1 && hidden <= 3) return decode_whole_step_sm90<1, 3, 2>;
   if (wide <= 2 && hidden <= 6 && n.share == 2) return decode_whole_step_sm90<2, 6, 2>;
@@ -249,16 +352,14 @@ const char* whole_step_refusal(Sizes* n) {
     return n->roles() <= n->blocks && kernel_for(*n) != nullptr;
   };
   if (!fits(1) && !fits(2)) return "rows are wider than 2,048, hidden units more than 6,144, or heads too many for the multiprocessors";
-  const int most = std::max({2 * kTileRows * n->F, 2 * kTileRows * n->H * n->V, 4 * n->M * n->M});
-  if (n->stages_of(most) > ring_stages(*n)) return "eight rows of a matrix are larger than shared memory";
   return nullptr;
 }
 
 cudaError_t whole_step(const Params& p, cudaStream_t stream) {
   const auto kernel = kernel_for(p.n);
   if (kernel == nullptr) return cudaErrorInvalidValue;
-  const int bytes = kSharedBytes + ring_stages(p.n) * p.n.stage_bytes();
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
+  constexpr int kBytes = kSharedBytes + kRingBytes;
+  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (status != cudaSuccess) return status;
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeCooperative;
@@ -266,7 +367,7 @@ cudaError_t whole_step(const Params& p, cudaStream_t stream) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(p.n.blocks));
   config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(bytes);
+  config.dynamicSmemBytes = static_cast<size_t>(kBytes);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
@@ -279,23 +380,31 @@ Error whole_step_error(int code) {
 }
 
 const char* const* whole_step_marks() {
-  static constexpr const char* kNames[kMarks] = {"projections: weights ready",
+  static constexpr const char* kNames[kMarks] = {"projections: weights here",
+                                                 "projections: weights in registers",
                                                  "projections: wait for x",
-                                                 "projections: product, send",
-                                                 "mixer: ready",
+                                                 "projections: multiplied",
+                                                 "projections: summed, sent",
+                                                 "mixer: ready (values: table in registers)",
                                                  "mixer: wait for y (values: and gate)",
-                                                 "mixer: scores sent (values: table ready)",
+                                                 "mixer: scores sent (values: state updated)",
                                                  "mixer: wait for scores",
                                                  "mixer: o sent",
-                                                 "output: weights ready",
+                                                 "output: weights here",
+                                                 "output: weights in registers",
                                                  "output: wait for o",
-                                                 "output: product, send",
-                                                 "SwiGLU: weights ready",
+                                                 "output: multiplied",
+                                                 "output: summed, sent",
+                                                 "SwiGLU: weights here",
+                                                 "SwiGLU: weights in registers",
                                                  "SwiGLU: wait for x",
-                                                 "SwiGLU: product, send",
-                                                 "down: weights ready",
+                                                 "SwiGLU: multiplied",
+                                                 "SwiGLU: summed, sent",
+                                                 "down: weights here",
+                                                 "down: weights in registers",
                                                  "down: wait for hidden units",
-                                                 "down: product, send"};
+                                                 "down: multiplied",
+                                                 "down: summed, sent"};
   return kNames;
 }
 

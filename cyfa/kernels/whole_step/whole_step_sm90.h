@@ -31,7 +31,7 @@ struct Layer {
   double* clock = nullptr;
 };
 
-constexpr int kMarks = 20;  // clock readings per layer, see whole_step_marks
+constexpr int kMarks = 25;  // clock readings per layer, see whole_step_marks
 
 struct Params {
   Sizes n;
