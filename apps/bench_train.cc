@@ -102,6 +102,8 @@ int run_train(const Options& options) {
                     {"T", recipe.context},
                     {"accumulate", recipe.accumulate},
                     {"recompute", recipe.recompute},
+                    {"recompute_rows", recipe.recompute_rows},
+                    {"recompute_mlp", recipe.recompute_mlp},
                     {"ms", t.median * 1e3},
                     {"ms_p10", t.p10 * 1e3},
                     {"ms_p90", t.p90 * 1e3},
@@ -144,6 +146,8 @@ void add_bench_train(CLI::App& bench, Action& action) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_flag("--recompute", r.recompute, "Use activation checkpointing: less memory, more time");
+  command->add_flag("--recompute-rows", r.recompute_rows, "Compute norms, gates, SwiGLUs and convolutions again in backward");
+  command->add_flag("--recompute-mlp", r.recompute_mlp, "Compute the MLP's gate and up projections again in backward");
   add_dtype(command, &r.dtype, "the matrix products (parameters stay fp32)", {"fp32", "bf16"});
   add_device(command, &r.device);
   add_engine(command, &r.engine);

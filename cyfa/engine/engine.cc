@@ -17,7 +17,7 @@ struct EngineKind {
   std::string (*step_refusal)(const CausalLM&, Compute);
   std::unique_ptr<StepEngine> (*prepare_steps)(CausalLM&, const StepOptions&);
   std::string (*train_refusal)(const CausalLM&, Compute);
-  std::unique_ptr<TrainEngine> (*prepare_training)(CausalLM&, Compute, bool recompute);
+  std::unique_ptr<TrainEngine> (*prepare_training)(CausalLM&, const TrainOptions&);
 };
 
 // Fastest first. To add an engine for another GPU, add a folder next to sm90 and a line here.
@@ -53,9 +53,7 @@ LmOutput StepEngine::forward(const at::Tensor& ids, const std::optional<at::Tens
 
 bool TrainEngine::read_late(std::function<void(ParameterId)>) { return false; }
 
-void TrainEngine::cut(std::shared_ptr<const SequenceCut> cut) {
-  if (cut) throw std::invalid_argument("training: engine " + name() + " does not cut sequences over ranks; wanted engine = \"portable\"");
-}
+void TrainEngine::complete_early(std::function<void(ParameterId)>) {}
 
 std::vector<std::string> engine_names() {
   std::vector<std::string> names = {"auto"};
@@ -77,7 +75,7 @@ std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, const StepOptions& op
 
 std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, const TrainOptions& options) {
   const EngineKind& kind = chosen("training", options.engine, train_engines(model, options.compute));
-  return kind.prepare_training(model, options.compute, options.recompute);
+  return kind.prepare_training(model, options);
 }
 
 }  // namespace cyfa

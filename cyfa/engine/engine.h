@@ -77,13 +77,17 @@ class TrainEngine {
   // From now on parameters may still be on their way from other ranks when a step begins: the engine calls arrive(id) before it first reads
   // a parameter in a step. Returns false if it cannot, because it reads all of them in begin_step().
   virtual bool read_late(std::function<void(ParameterId)> arrive);
+  // From now on backward calls completed(id) as soon as it has written a gradient that the engine computes without autograd: once for each
+  // such parameter in every backward, before those of earlier layers are written. The gradients of all other parameters are complete when
+  // autograd has accumulated them.
+  virtual void complete_early(std::function<void(ParameterId)> completed);
   // As CausalLM::loss(); differentiable. Requires begin_step().
   virtual at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens) = 0;
   // What the engine runs as the plain model does, and why.
   virtual std::vector<std::string> notes() const { return {}; }
   // The next losses are of one rank's stretch of sequences that are cut over ranks (cyfa/mixers/cut.h), with the inputs, targets and
-  // cu_seqlens of cut_batch(); null: of whole sequences. Throws std::invalid_argument if the engine cannot.
-  virtual void cut(std::shared_ptr<const SequenceCut> cut);
+  // cu_seqlens of cut_batch(); null: of whole sequences. An engine cuts whatever Call does.
+  virtual void cut(std::shared_ptr<const SequenceCut> cut) = 0;
 };
 
 // Options of prepare_training().
@@ -91,6 +95,10 @@ struct TrainOptions {
   std::optional<at::ScalarType> compute = {};  // type of the matrices; default: their stored type
   std::string engine = "auto";
   bool recompute = false;  // activation checkpointing: recompute each layer in backward
+  // Do not keep what one launch computes again from what is kept: normed rows, the product of a SwiGLU, the output gate and the gated rows,
+  // and the convolved q, k and v. And not the outputs of a SwiGLU's gate and up projections, for a matrix product in backward. The results
+  // have the same bits. The engine `portable` throws std::invalid_argument for both.
+  bool recompute_rows = false, recompute_mlp = false;
 };
 
 // All training engines, for a model whose parameters are set.

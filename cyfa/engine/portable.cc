@@ -1,5 +1,7 @@
 #include "cyfa/engine/portable.h"
 
+#include <stdexcept>
+
 namespace cyfa::portable {
 namespace {
 
@@ -62,8 +64,11 @@ std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, const StepOptions& op
   return std::make_unique<PortableStep>(model, options.compute);
 }
 
-std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, std::optional<at::ScalarType> compute, bool recompute) {
-  return std::make_unique<PortableTraining>(model, compute, recompute);
+std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, const TrainOptions& options) {
+  if (options.recompute_rows || options.recompute_mlp) {
+    throw std::invalid_argument("training: engine portable recomputes whole layers only; wanted recompute_rows and recompute_mlp = false");
+  }
+  return std::make_unique<PortableTraining>(model, options.compute, options.recompute);
 }
 
 }  // namespace cyfa::portable

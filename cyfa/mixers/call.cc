@@ -198,10 +198,8 @@ at::Tensor Call::cyclic_flow(size_t part, ops::CyclicFlowInputs in, const ops::C
   }
   if (initial_ != nullptr) in.initial_state = {(*initial_)[part], (*initial_)[part + 1], (*initial_)[part + 2]};
   if (const SequenceCut* cut = w_.cut()) {
-    const at::ScalarType type = at::promote_types(in.k.scalar_type(), at::kFloat);
-    const at::Tensor k = in.k_norm_weight ? ops::rms_norm(in.k.to(type), in.k_norm_weight->to(type), options.norm_eps) : in.k;
     const int64_t sequences = lengths().size(0), H = in.k.size(2);
-    const FlowBefore before = flow_before(*cut, k, in.v, in.log_alpha, in.delta, in.beta, in.readout.size(1) + 1, sequences);
+    const FlowBefore before = flow_before(*cut, in, options.norm_eps, sequences);
     in.initial_state = {before.k, before.v, at::zeros({sequences, H}, before.k.options().dtype(at::kDouble))};
   }
   in.cu_seqlens = cu_seqlens_;

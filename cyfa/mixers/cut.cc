@@ -1,5 +1,6 @@
 #include "cyfa/mixers/cut.h"
 
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -7,6 +8,10 @@
 #include <numbers>
 #include <stdexcept>
 #include <string>
+
+#include "cyfa/ops/common/autocast.h"
+#include "cyfa/ops/common/once_differentiable.h"
+#include "cyfa/ops/dense/dense.h"
 
 namespace cyfa {
 namespace {
@@ -87,9 +92,9 @@ at::Tensor last_sequence(const SequenceCut& cut, const at::Tensor& x) {
 }
 
 // How much a stretch leaves of the state that it finds, from the log of its fading: nothing if a sequence begins in it.
-at::Tensor left(const SequenceCut& cut, const at::Tensor& log_decay) {
+at::Tensor left(bool of_one_sequence, const at::Tensor& log_decay) {
   const at::Tensor decay = log_decay.exp();
-  return cut.own().whole && !cut.own().begins ? decay : decay * 0;
+  return of_one_sequence ? decay : decay * 0;
 }
 
 // A factor for each head, for a state [H, ...] of three dimensions.
@@ -123,6 +128,59 @@ at::Tensor write_vectors(const at::Tensor& clock, const at::Tensor& beta, int64_
   length[0] = std::sqrt(1 / m);
   return (at::stack({angle.cos() * length, angle.sin() * -length}, -1).flatten(-2) * beta.to(at::kDouble).unsqueeze(-1));
 }
+
+// The map of a stretch for cyclic_flow.
+struct FlowStretch : torch::CustomClassHolder {
+  int64_t M = 0;
+  double norm_eps = 0;
+  bool of_one_sequence = false;
+
+  // Of the last sequence's k [T, H, K], v, log_alpha, delta, beta and, if there is one, the weight of the keys' norm: both states with the
+  // slots last, one under the other, [H, K + V, M], as seen from the clock at the end, and the decay and the clock [2, H].
+  Tensors operator()(at::TensorList in) const {
+    const ops::WithoutAutocast plain_types;
+    const at::ScalarType type = at::promote_types(in[0].scalar_type(), at::kFloat);
+    at::Tensor keys = in[0].to(type);
+    if (in.size() > 5) keys = ops::rms_norm(keys, in[5].to(type), norm_eps);
+    const at::Tensor gates = in[2].to(at::kDouble), steps = in[3].to(at::kDouble), clock = steps.sum(0);
+    const at::Tensor writes = write_vectors(steps.cumsum(0), in[4], M) * decay_to_end(gates).unsqueeze(-1);
+    const at::Tensor rows = at::cat({keys, in[1].to(type)}, -1).permute({1, 2, 0});  // [H, K + V, T]
+    const at::Tensor own = at::matmul(rows, writes.to(type).transpose(0, 1));
+    return {turned(own, clock), at::stack({left(of_one_sequence, gates.sum(0)), clock})};
+  }
+};
+
+// Saves the inputs alone: what lies between is several times larger, in fp32 and fp64.
+class FlowSummary : public torch::autograd::Function<FlowSummary> {
+ public:
+  static Tensors forward(torch::autograd::AutogradContext* ctx, at::TensorList in, const c10::intrusive_ptr<FlowStretch>& stretch) {
+    ctx->save_for_backward(in.vec());
+    ctx->saved_data["stretch"] = c10::IValue::make_capsule(stretch);
+    return (*stretch)(in);
+  }
+
+  static Tensors backward(torch::autograd::AutogradContext* ctx, Tensors grads) {
+    const auto stretch = c10::static_intrusive_pointer_cast<FlowStretch>(ctx->saved_data["stretch"].toCapsule());
+    const Tensors saved = ctx->get_saved_variables();
+    Tensors in, wanted;
+    for (const at::Tensor& x : saved) {
+      in.push_back(x.detach().requires_grad_(x.requires_grad()));
+      if (x.requires_grad()) wanted.push_back(in.back());
+    }
+    Tensors results, upstream;
+    {
+      const at::AutoGradMode recorded(true);
+      results = (*stretch)(in);
+    }
+    if (!results[1].requires_grad()) results.pop_back();  // neither the gates nor the clock are learned
+    upstream.assign(grads.begin(), grads.begin() + static_cast<int64_t>(results.size()));
+    const Tensors found = torch::autograd::grad(results, wanted, upstream, std::nullopt, /*create_graph=*/false, /*allow_unused=*/true);
+    Tensors out;
+    for (size_t i = 0, next = 0; i < in.size(); ++i) out.push_back(in[i].requires_grad() ? found[next++] : at::Tensor());
+    out.emplace_back();
+    return ops::once_differentiable("cyclic_flow over ranks", out, saved, grads);
+  }
+};
 
 }  // namespace
 
@@ -173,7 +231,8 @@ at::Tensor recurrence_before(const SequenceCut& cut, const at::Tensor& k, const 
   const at::Tensor gates = log_alpha.defined() ? last_sequence(cut, log_alpha).to(at::kDouble)
                                                : at::zeros(keys.sizes().slice(0, 2), keys.options().dtype(at::kDouble));
   const at::Tensor faded = keys * decay_to_end(gates).to(type).unsqueeze(-1);
-  const Map own = {at::matmul(faded.permute({1, 2, 0}), values.transpose(0, 1)), left(cut, gates.sum(0))};  // [H, K, V], [H]
+  const Map own = {at::matmul(faded.permute({1, 2, 0}), values.transpose(0, 1)),
+                   left(cut.own().whole && !cut.own().begins, gates.sum(0))};  // [H, K, V], [H]
   return with_others(before(cut, own, cut.group.size(),
                             [](const Map& earlier, const Map& later, int) {
                               return Map{earlier.own * by_head(later.changes, earlier.own) + later.own, earlier.changes * later.changes};
@@ -181,23 +240,22 @@ at::Tensor recurrence_before(const SequenceCut& cut, const at::Tensor& k, const 
                      sequences);
 }
 
-FlowBefore flow_before(const SequenceCut& cut, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_alpha,
-                       const at::Tensor& delta, const at::Tensor& beta, int64_t M, int64_t sequences) {
-  const at::ScalarType type = at::promote_types(k.scalar_type(), at::kFloat);
-  const at::Tensor keys = last_sequence(cut, k).to(type), values = last_sequence(cut, v).to(type);
-  const at::Tensor gates = last_sequence(cut, log_alpha).to(at::kDouble), steps = last_sequence(cut, delta).to(at::kDouble);
-  const at::Tensor writes = write_vectors(steps.cumsum(0), last_sequence(cut, beta), M) * decay_to_end(gates).unsqueeze(-1);
-  const at::Tensor writes_HTM = writes.to(type).transpose(0, 1);
-  // Both states with the slots last, one under the other.
-  const at::Tensor rows = at::cat({keys, values}, -1).permute({1, 2, 0});  // [H, K + V, T]
-  const at::Tensor clock = steps.sum(0);
-  const Map own = {turned(at::matmul(rows, writes_HTM), clock), at::stack({left(cut, gates.sum(0)), clock})};  // [H, K + V, M], [2, H]
+FlowBefore flow_before(const SequenceCut& cut, const ops::CyclicFlowInputs& in, double norm_eps, int64_t sequences) {
+  Tensors of_last;
+  for (const at::Tensor& x : {in.k, in.v, in.log_alpha, in.delta, in.beta}) of_last.push_back(last_sequence(cut, x));
+  if (in.k_norm_weight) of_last.push_back(*in.k_norm_weight);
+  const auto stretch = c10::make_intrusive<FlowStretch>();
+  stretch->M = in.readout.size(1) + 1;
+  stretch->norm_eps = norm_eps;
+  stretch->of_one_sequence = cut.own().whole && !cut.own().begins;
+  const Tensors summary = FlowSummary::apply(at::TensorList(of_last), stretch);
+  const Map own = {summary[0], summary[1]};
   const at::Tensor found = before(cut, own, cut.group.size(), [](const Map& earlier, const Map& later, int) {
     const at::Tensor decay = later.changes.select(0, 0), turn = later.changes.select(0, 1);
     return Map{turned(earlier.own * by_head(decay, earlier.own), turn) + later.own,
                at::stack({earlier.changes.select(0, 0) * decay, earlier.changes.select(0, 1) + turn})};
   });
-  const int64_t K = k.size(-1), V = v.size(-1);
+  const int64_t K = in.k.size(-1), V = in.v.size(-1);
   return {with_others(found.narrow(1, 0, K), sequences).contiguous(),
           with_others(found.narrow(1, K, V).transpose(1, 2), sequences).contiguous()};
 }

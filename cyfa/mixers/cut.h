@@ -1,8 +1,8 @@
 // Context parallel training: the tokens of a packed batch are cut into stretches, one per rank, and a mixer computes with its rank's
 // stretch alone. What its recurrence needs of the ranks before it is the state at the cut, which follows from one summary per rank: the
 // state that the stretch leaves in an empty memory, and by how much the stretch fades and turns a memory that it finds
-// (docs/distributed.md). Each layer exchanges these summaries by all-gather forward and by reduce-scatter backward, and their size does
-// not depend on the length of the sequence. The results are exact.
+// (docs/distributed.md). Each layer exchanges these summaries by a scan over the ranks, forward and backward, and their size does not
+// depend on the length of the sequence. The results are exact.
 //
 // Weights carry the cut of a pass (Weights::with_cut) and Call applies it, so that mixers do not know of it. What has no such summary
 // throws ops::ArgumentError.
@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 #include "cyfa/parallel/group.h"
 
 namespace cyfa {
@@ -45,7 +46,7 @@ struct CutBatch {
 CutBatch cut_batch(const Group& group, const at::Tensor& inputs, const at::Tensor& targets, const std::optional<at::Tensor>& cu_seqlens,
                    std::vector<int64_t> bounds = {});
 
-// The rest is for Call. All are differentiable.
+// The rest is for Call and for engines that run a mixer without it. All are differentiable.
 
 // State S [N, H, K, V] at the start of each local sequence, for S_t = exp(log_alpha_t) S_{t-1} + k_t v_t^T: what the ranks before leave for
 // the first, zeros for the others. k [1, T, H, K] or with a divisor of H heads, v [1, T, H, V], log_alpha [1, T, H] or undefined (no gate),
@@ -54,12 +55,12 @@ at::Tensor recurrence_before(const SequenceCut& cut, const at::Tensor& k, const 
                              int64_t sequences);
 
 // The same for cyclic_flow: its two states, [N, H, K, M] and [N, H, M, V], each in the frame of a clock that is 0 at the start of the local
-// sequence. k is normalized; log_alpha, delta and beta [1, T, H].
+// sequence. Of `in` it reads k and its norm's weight, v, the gates, and from the readout how many slots there are. Autograd keeps nothing
+// but these inputs: backward computes the rank's summary again.
 struct FlowBefore {
   at::Tensor k, v;
 };
-FlowBefore flow_before(const SequenceCut& cut, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_alpha,
-                       const at::Tensor& delta, const at::Tensor& beta, int64_t M, int64_t sequences);
+FlowBefore flow_before(const SequenceCut& cut, const ops::CyclicFlowInputs& in, double norm_eps, int64_t sequences);
 
 // The last `taps` - 1 tokens before each local sequence, [N, taps - 1, W], of y [1, T, W].
 at::Tensor tokens_before(const SequenceCut& cut, const at::Tensor& y, int64_t taps, int64_t sequences);

@@ -31,7 +31,9 @@ class GradientExchange {
   void begin_step();
   // The next backward is the last of the step: buckets begin as their gradients become complete.
   void begin();
-  // Begins what backward has not (gradients that an engine writes itself have no hook), and waits for all sums.
+  // A gradient that autograd does not accumulate is complete. Called in backward, once for each such parameter.
+  void completed(ParameterId id);
+  // Begins what backward has not, such as parameters without a gradient, and waits for all sums.
   void finish();
   // After finish(): the summed gradients of ranges(), in order; undefined where a parameter has none.
   std::vector<at::Tensor> gradients() const;
@@ -55,8 +57,7 @@ class GradientExchange {
     int64_t offset;  // in the bucket
   };
 
-  void take(ParameterId id);       // adds the gradient that autograd has computed to the bucket
-  void completed(ParameterId id);  // its gradient is complete
+  void take(ParameterId id);  // adds the gradient that autograd has computed to the bucket
   void refuse_if_completed(ParameterId id) const;
   void begin_ready(bool all);
   void begin_bucket(Bucket& bucket);

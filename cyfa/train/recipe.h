@@ -37,6 +37,8 @@ struct Recipe {
   std::string dtype = "fp32";   // fp32, or bf16 for mixed precision: matrix products in bf16, parameters and updates in fp32
   std::string engine = "auto";  // training engine: auto, portable, sm90
   bool recompute = false;       // activation checkpointing
+  bool recompute_rows = false;  // compute norms, gates, SwiGLUs and convolutions again in backward
+  bool recompute_mlp = false;   // compute the MLP's gate and up projections again in backward
   int64_t threads = 0;          // 0 for one per core
   // Several ranks
   std::string shard = "none";   // none, or optimizer: each rank keeps moments and fp32 masters of a part

@@ -93,9 +93,10 @@ Trainer::Trainer(CausalLM& model, const Recipe& recipe, BatchSource train, Batch
   recipe.check();
   for (at::Tensor& p : model_.parameters()) p.requires_grad_();
   if (!context_.alone()) check_context();
-  const std::string engine = !context_.alone() && recipe_.engine == "auto" ? "portable" : recipe_.engine;
-  engine_ = prepare_training(model_, {compute(), engine, recipe_.recompute});
-  if (!group_.alone()) reads_late_ = engine_->read_late([this](ParameterId id) { exchange_.receive_parameter(id); });
+  engine_ = prepare_training(model_, {compute(), recipe_.engine, recipe_.recompute, recipe_.recompute_rows, recipe_.recompute_mlp});
+  if (group_.alone()) return;
+  engine_->complete_early([this](ParameterId id) { exchange_.completed(id); });
+  if (recipe_.shard == "optimizer") reads_late_ = engine_->read_late([this](ParameterId id) { exchange_.receive_parameter(id); });
 }
 
 // Runs the model on two tokens as if they were cut: whatever has no exchange refuses here, and not in the first step.

@@ -290,6 +290,8 @@ TEST(Engine, RefusalsHaveReasons) {
       EXPECT_NE(std::string(e.what()).find(offer.refusal), std::string::npos) << e.what();
     }
   }
+  EXPECT_THROW(prepare_training(m, {.engine = "portable", .recompute_rows = true}), std::invalid_argument);
+  EXPECT_THROW(prepare_training(m, {.engine = "portable", .recompute_mlp = true}), std::invalid_argument);
   try {
     prepare_training(m, {.engine = "sm120"});
     ADD_FAILURE() << "an engine that is not there";

@@ -14,6 +14,6 @@ std::string step_refusal(const CausalLM& model, std::optional<at::ScalarType> co
 std::unique_ptr<StepEngine> prepare_steps(CausalLM& model, const StepOptions& options);
 
 std::string train_refusal(const CausalLM& model, std::optional<at::ScalarType> compute);
-std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, std::optional<at::ScalarType> compute, bool recompute);
+std::unique_ptr<TrainEngine> prepare_training(CausalLM& model, const TrainOptions& options);
 
 }  // namespace cyfa::fused

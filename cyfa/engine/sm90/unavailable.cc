@@ -13,6 +13,6 @@ constexpr const char* kReason = "this build has no CUDA kernels";
 std::string step_refusal(const CausalLM&, std::optional<at::ScalarType>) { return kReason; }
 std::unique_ptr<StepEngine> prepare_steps(CausalLM&, const StepOptions&) { throw std::logic_error(kReason); }
 std::string train_refusal(const CausalLM&, std::optional<at::ScalarType>) { return kReason; }
-std::unique_ptr<TrainEngine> prepare_training(CausalLM&, std::optional<at::ScalarType>, bool) { throw std::logic_error(kReason); }
+std::unique_ptr<TrainEngine> prepare_training(CausalLM&, const TrainOptions&) { throw std::logic_error(kReason); }
 
 }  // namespace cyfa::fused

@@ -197,6 +197,15 @@ __global__ void __launch_bounds__(kThreads) swiglu_backward_kernel(SwigluCuda p,
   Eight d = load(static_cast<const T*>(p.grad), at);
   Eight u{};
   if (p.up != nullptr) u = load(static_cast<const T*>(p.up), from);
+  if (p.out != nullptr) {
+    Eight out;
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) {
+      out.at[e] = g.at[e] * sigmoid(g.at[e]);
+      if (p.up != nullptr) out.at[e] *= u.at[e];
+    }
+    store(static_cast<T*>(p.out), at, out);
+  }
 #pragma unroll
   for (int e = 0; e < kVector; ++e) {
     const float s = sigmoid(g.at[e]);

@@ -71,8 +71,8 @@ bool norm_cuda_sums_gate_bias(int64_t width, int64_t heads);
 cudaError_t norm_cuda(const NormCuda& p, cudaStream_t stream);
 cudaError_t norm_backward_cuda(const NormCuda& p, cudaStream_t stream);
 
-// out = silu(gate) up and its backward. Rows [rows, width] of gate, up and their gradients are `stride` elements apart; out and grad are
-// contiguous. The width is a multiple of 8.
+// out = silu(gate) up and its backward, which writes out as well if it is given. Rows [rows, width] of gate, up and their gradients are
+// `stride` elements apart; out and grad are contiguous. The width is a multiple of 8.
 struct SwigluCuda {
   RowType type = RowType::kFloat32;
   int64_t rows = 0, width = 0, stride = 0;

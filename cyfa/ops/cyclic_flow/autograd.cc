@@ -10,6 +10,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "cyfa/ops/common/autocast.h"
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/common/once_differentiable.h"
@@ -189,6 +191,11 @@ TensorVector dispatch_backward(at::TensorList inputs, at::IntArrayRef places, at
                  static_cast<int64_t>(s.keep), backend_name(s.backend));
 }
 
+struct InputsAgain : torch::CustomClassHolder {
+  explicit InputsAgain(std::function<std::array<Tensor, 3>()> f) : get(std::move(f)) {}
+  std::function<std::array<Tensor, 3>()> get;
+};
+
 class CyclicFlowFunction : public torch::autograd::Function<CyclicFlowFunction> {
  public:
   static TensorVector forward(torch::autograd::AutogradContext* ctx, at::TensorList present, const std::vector<int64_t>& places,
@@ -196,6 +203,10 @@ class CyclicFlowFunction : public torch::autograd::Function<CyclicFlowFunction> 
     const at::AutoDispatchBelowADInplaceOrView below;
     TensorVector all = dispatch_forward(present, places, settings);
     TensorVector keep(present.begin(), present.end());
+    if (settings.again) {
+      std::fill_n(keep.begin(), 3, Tensor());  // q, k and v
+      ctx->saved_data["again"] = c10::IValue::make_capsule(c10::make_intrusive<InputsAgain>(settings.again));
+    }
     keep.insert(keep.end(), all.begin() + 4, all.end());
     ctx->save_for_backward(std::move(keep));
     ctx->saved_data["places"] = places;
@@ -210,7 +221,12 @@ class CyclicFlowFunction : public torch::autograd::Function<CyclicFlowFunction> 
   }
 
   static TensorVector backward(torch::autograd::AutogradContext* ctx, TensorVector grads) {
-    const TensorVector kept = ctx->get_saved_variables();
+    TensorVector kept = ctx->get_saved_variables();
+    if (const auto again = ctx->saved_data.find("again"); again != ctx->saved_data.end()) {
+      const at::NoGradGuard no_grad;
+      const std::array<Tensor, 3> inputs = c10::static_intrusive_pointer_cast<InputsAgain>(again->second.toCapsule())->get();
+      std::copy(inputs.begin(), inputs.end(), kept.begin());
+    }
     const std::string backend = ctx->saved_data["backend"].toStringRef();
     const CyclicFlowSettings settings = settings_of(ctx->saved_data["scale"].toDouble(), ctx->saved_data["norm_eps"].toDouble(),
                                                     ctx->saved_data["size"].toIntVector(), ctx->saved_data["keep"].toInt(), backend);

@@ -165,6 +165,7 @@ CyclicFlowOutput cyclic_flow(const CyclicFlowInputs& in, const CyclicFlowOptions
   settings.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(shape.K)));
   settings.norm_eps = std::max(options.norm_eps, kLeastNormEps);
   settings.final_state = options.final_state;
+  settings.again = options.again;
   check::scale(kOp, settings.scale);
   check::norm_eps(kOp, options.norm_eps);
   settings.size = segment_size(kOp, options.chunk, options.segment_chunks, shape.H, in.q.device());

@@ -11,6 +11,8 @@
 
 #include <torch/types.h>
 
+#include <array>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -52,6 +54,8 @@ struct CyclicFlowOptions {
   // backward needs: 1.3 KB per token and head (341 MB at B = 32, T = 2048, H = 4), or else backward runs forward again.
   bool save_scores = true;
   bool final_state = true;  // compute the state after the last token; training does not need it
+  // If set, q, k and v are not kept for backward: it calls this for the same values again.
+  std::function<std::array<at::Tensor, 3>()> again = {};
 };
 
 // Results of cyclic_flow.

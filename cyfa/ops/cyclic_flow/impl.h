@@ -24,7 +24,8 @@ struct CyclicFlowSettings {
   double norm_eps = 1e-6;
   SegmentSize size;
   Keep keep = Keep::kStatesAndScores;
-  bool final_state = true;  // whether forward's is wanted; one that is not travels as tensors without elements
+  bool final_state = true;                           // whether forward's is wanted; one that is not travels as tensors without elements
+  std::function<std::array<at::Tensor, 3>()> again;  // CyclicFlowOptions::again, which the dispatcher does not see
 };
 
 // Dimensions of a call.

@@ -60,6 +60,13 @@ CyclicFlowOutput call_padded(const CyclicFlowInputs& in, CyclicFlowSettings sett
     wide.initial_state->v = at::constant_pad_nd(in.initial_state->v, {0, more_v});
   }
   settings.norm_eps *= share;
+  if (settings.again) {
+    settings.again = [again = settings.again, more_k, more_v] {
+      const auto [q, k, v] = again();
+      return std::array<at::Tensor, 3>{at::constant_pad_nd(q, {0, more_k}), at::constant_pad_nd(k, {0, more_k}),
+                                       at::constant_pad_nd(v, {0, more_v})};
+    };
+  }
   CyclicFlowOutput out = call_cyclic_flow(wide, settings);
   out.o = out.o.narrow(3, 0, shape.V).contiguous();
   if (settings.final_state) {
