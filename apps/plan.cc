@@ -157,8 +157,7 @@ void add_plan(CLI::App& app, Action& action) {
   add_json(command, &options->json);
   command->footer(
       "cut: ranks over which a sequence is cut (context_ranks); again: activations are recomputed. The predictions are those of an\n"
-      "analytic model (docs/scaling.md), not measurements. They take the rates of the sm90 engine, which does not cut sequences yet:\n"
-      "the portable engine, which does, is slower.\n\n"
+      "analytic model (docs/scaling.md), not measurements. They take the rates of the sm90 engine for whole sequences.\n\n"
       "Exit status: 0 done, 1 no layout runs, 2 bad input or an error.");
   command->callback([&action, options] { action = [options] { return run_plan(*options); }; });
 }

@@ -155,11 +155,14 @@ class Planner {
                       : computing_seconds(m_, machine_, r_.step_tokens / N, k, l.recompute, l.way == "ZeRO-1" ? P / N : P / shards);
     l.computing *= r_.correction;
     const double calls = machine_.latency * layers;
-    if (l.way == "DP") {
-      // Nothing is hidden: the sm90 engine writes gradients itself, and they are summed after backward.
-      l.exchanging = l.exposed = N > 1 ? 2 * transfer(4 * P, N) + calls : 0;
-    } else if (l.way == "ZeRO-1") {
-      l.exchanging = l.exposed = N > 1 ? transfer(4 * P, N) + transfer(2 * P, N) + 2 * calls : 0;
+    // Sums are hidden under backward of the last part, and parameters under forward of the next step's first; at least a twentieth is not.
+    const double forward = l.recompute ? 0.25 : 1.0 / 3;  // of a part's time
+    const auto exposed = [&](double seconds, double share) { return std::max(0.05 * seconds, seconds - share * l.computing / k); };
+    if (l.way == "DP" || l.way == "ZeRO-1") {
+      const double sums = N > 1 ? (l.way == "DP" ? 2 : 1) * transfer(4 * P, N) + calls : 0;
+      const double values = N > 1 && l.way == "ZeRO-1" ? transfer(2 * P, N) + calls : 0;
+      l.exchanging = sums + values;
+      l.exposed = exposed(sums, 1 - forward) + exposed(values, forward);
     } else {
       const double gathers = k * (2 * transfer(2 * P, shards) + transfer(4 * P, shards) + 3 * calls);
       const double between = N > shards ? 2 * 4 * P / shards * ring(N / shards) / machine_.network_bandwidth + calls : 0;

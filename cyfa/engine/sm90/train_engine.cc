@@ -75,9 +75,9 @@ class Arena {
         if (p.scalar_type() == at::kBFloat16) {  // moves into the array, and needs no conversion in a step
           value.copy_(p.detach());
           p.set_data(value);
-          continue;
+        } else {
+          copy_of_[id] = value;
         }
-        copy_of_[id] = value;
       }
     }
   }
