@@ -398,7 +398,7 @@ __device__ __forceinline__ void step_values(Block& b, const Layer& layer, const 
     float squares = o * o;
 #pragma unroll
     for (int distance = kColumns / 2; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFU, squares, distance);
-    if (lane == 0) send(b.to(b.words.squares + role.head * n.value_parts() + role.part), b.epoch(), __float_as_uint(squares));
+    if (lane == 0) send(b.to(b.words.squares + column / kColumns), b.epoch(), __float_as_uint(squares));
   }
   b.mark(9);
 }

@@ -25,13 +25,15 @@ class Feeder {
  public:
   __device__ explicit Feeder(Block& b) : b_(b), read_once_(sm90::evict_first()), read_again_(sm90::evict_last()) {}
 
-  __device__ void put(const void* from, int bytes, bool again = false) {
+  __device__ void put(const void* from, int bytes, bool again = false) { put(from, bytes, bytes, again); }
+  // Takes the stages of `room` bytes, of which there are only `bytes`.
+  __device__ void put(const void* from, int bytes, int room, bool again) {
     const char* bytes_from = static_cast<const char*>(from);
 #pragma unroll 1
-    for (int done = 0; done < bytes; done += kStageBytes) {
-      const int now = min(kStageBytes, bytes - done);
+    for (int done = 0; done < room; done += kStageBytes) {
+      const int now = min(kStageBytes, max(bytes - done, 0));
       begin(now);
-      sm90::copy_bulk(place(), bytes_from + done, now, &b_.s.full[b_.stage], again ? read_again_ : read_once_);
+      if (now > 0) sm90::copy_bulk(place(), bytes_from + done, now, &b_.s.full[b_.stage], again ? read_again_ : read_once_);
       b_.step_on(1);
     }
   }
@@ -52,7 +54,7 @@ class Feeder {
     const auto* from = static_cast<const __nv_bfloat16*>(weight) + static_cast<int64_t>(part.first) * kTileRows * in;
 #pragma unroll 1
     for (int t = part.first; t < part.first + part.count; ++t) {
-      put(from, 2 * in * min(kTileRows, rows - t * kTileRows));
+      put(from, 2 * in * min(kTileRows, rows - t * kTileRows), 2 * in * kTileRows, false);
       from += kTileRows * in;
     }
   }
@@ -286,13 +288,14 @@ __global__ void __launch_bounds__(kThreads, 1) decode_whole_step_sm90(const __gr
     sm90::fence_async_proxy();
   }
   __syncthreads();
-  Block b(p, s, raw + kSharedBytes);
   const Role& role = s.role;
   if (tid < kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+    Block b(p, s, raw + kSharedBytes);
     compute<kWide, kOfHidden, kShare>(b, role);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+    Block b(p, s, raw + kSharedBytes);
     if (tid < kFeeder) {
       prefetch_layer(p, p.layer[0], role);
 #pragma unroll 1
