@@ -150,9 +150,9 @@ struct Block {
 #pragma unroll 1
     while (true) {
       const bool done = !has || is_complete(barrier, wrapped ? round ^ 1 : round);
-      if (__all_sync(0xFFFFFFFFU, done)) return;
-      if (__any_sync(0xFFFFFFFFU, given_up(kWeights))) return;
+      if (__all_sync(0xFFFFFFFFU, done) || __any_sync(0xFFFFFFFFU, given_up(kWeights))) break;
     }
+    __syncwarp();  // each lane now has seen what all have
   }
   // Hands them back, when the whole warp has read them, and moves on.
   __device__ __forceinline__ void give_back(int count) {

@@ -274,8 +274,8 @@ __device__ __forceinline__ void step_values(Block& b, const Layer& layer, const 
   float4 table[kTableRows];
 #pragma unroll
   for (int i = 0; i < kTableRows; ++i) {
-    const int row = warp + i * kWarps;
-    const uint4 bits = row < n.M && 4 * lane < n.M ? b.read((row * n.M + 4 * lane) * 4) : make_uint4(0, 0, 0, 0);
+    // Of rows and columns past the end, any others of the table: their weights and scores are zero.
+    const uint4 bits = b.read((min(warp + i * kWarps, n.M - 1) * n.M + min(4 * lane, n.M - 4)) * 4);
     table[i] = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w));
   }
   b.give_back(table_stages);
@@ -454,38 +454,40 @@ __device__ __forceinline__ void help(Block& b, const Role& role) {
   const Sizes& n = p.n;
   const Layer& layer = p.layer[b.layer];
   const int lane = static_cast<int>(threadIdx.x) % 32, parity = b.layer & 1;
-  if (b.layer + 1 < n.layers) prefetch_layer(p, p.layer[b.layer + 1], role);
-  if (role.kind == RoleKind::kNone) return;
   const ProjectionLayout layout = layout_of(n);
-  const double before = __ldcg(layer.clock + role.head);
-  const float dt_bias = __ldg(layer.dt_bias + role.head), A_log = __ldg(layer.A_log + role.head);
-  const float b_bias = __ldg(layer.b_bias + role.head), d_bias = __ldg(layer.d_bias + role.head);
-  const float rate = expf(A_log);
-  const double m = n.M - 1, of_one = 1.0 / m;
-  const int columns[3] = {layout.a() + role.head, layout.b() + role.head, layout.d() + role.head};
-  uint64_t words[3];
-  const uint64_t* const at[3] = {word_of_y(b, columns[0]), word_of_y(b, columns[1]), word_of_y(b, columns[2])};
-  b.receive(words, at, kClock);
-  const auto sigmoid = [](float x) { return __fdividef(1.0F, 1.0F + expf(-x)); };
-  const float delta = sigmoid(column_of(words[2], columns[2]) + d_bias);
-  const float beta = sigmoid(column_of(words[1], columns[1]) + b_bias);
-  const float alpha = expf(-rate * rowwise::softplus(column_of(words[0], columns[0]) + dt_bias));
-  const double clock = before + static_cast<double>(delta);
-  // In double, the clock is reduced modulo m and j clock / m to at most half a turn, so that a large clock loses no accuracy.
-  const double phase = (clock - m * floor(clock * of_one)) * of_one;
-  const float even = beta * rsqrtf(static_cast<float>(n.M - 1));
+  double clock = 0.0;
+  if (role.kind != RoleKind::kNone) {
+    const double before = __ldcg(layer.clock + role.head);
+    const float dt_bias = __ldg(layer.dt_bias + role.head), A_log = __ldg(layer.A_log + role.head);
+    const float b_bias = __ldg(layer.b_bias + role.head), d_bias = __ldg(layer.d_bias + role.head);
+    const float rate = expf(A_log);
+    const double m = n.M - 1, of_one = 1.0 / m;
+    const int columns[3] = {layout.a() + role.head, layout.b() + role.head, layout.d() + role.head};
+    uint64_t words[3];
+    const uint64_t* const at[3] = {word_of_y(b, columns[0]), word_of_y(b, columns[1]), word_of_y(b, columns[2])};
+    b.receive(words, at, kClock);
+    const auto sigmoid = [](float x) { return __fdividef(1.0F, 1.0F + expf(-x)); };
+    const float delta = sigmoid(column_of(words[2], columns[2]) + d_bias);
+    const float beta = sigmoid(column_of(words[1], columns[1]) + b_bias);
+    const float alpha = expf(-rate * rowwise::softplus(column_of(words[0], columns[0]) + dt_bias));
+    clock = before + static_cast<double>(delta);
+    // In double, the clock is reduced modulo m and j clock / m to at most half a turn, so that a large clock loses no accuracy.
+    const double phase = (clock - m * floor(clock * of_one)) * of_one;
+    const float even = beta * rsqrtf(static_cast<float>(n.M - 1));
 #pragma unroll
-  for (int i = 0; i < kMaxSlots / 2 / 32; ++i) {
-    const int j = lane + 32 * i;
-    const double turns = j * phase;
-    float2 unit;
-    sincospif(2.0F * static_cast<float>(turns - rint(turns)), &unit.y, &unit.x);
-    const float amplitude = j == 0 ? even : even * 1.41421356F;
-    b.s.trig[parity][j] = unit;
-    b.s.write[parity][j] = make_float2(amplitude * unit.x, j == 0 ? 0.0F : -amplitude * unit.y);
+    for (int i = 0; i < kMaxSlots / 2 / 32; ++i) {
+      const int j = lane + 32 * i;
+      const double turns = j * phase;
+      float2 unit;
+      sincospif(2.0F * static_cast<float>(turns - rint(turns)), &unit.y, &unit.x);
+      const float amplitude = j == 0 ? even : even * 1.41421356F;
+      b.s.trig[parity][j] = unit;
+      b.s.write[parity][j] = make_float2(amplitude * unit.x, j == 0 ? 0.0F : -amplitude * unit.y);
+    }
+    if (lane == 0) b.s.alpha[parity] = alpha;
+    b.all_but_feeder_meet();
   }
-  if (lane == 0) b.s.alpha[parity] = alpha;
-  b.all_but_feeder_meet();
+  if (b.layer + 1 < n.layers) prefetch_layer(p, p.layer[b.layer + 1], role);
   if (role.kind != RoleKind::kKeys) return;
 
   // A word of the SwiGLU's input exists when some block has all outputs, that is, when all blocks of keys and values are done.
