@@ -1,6 +1,6 @@
 // One cooperative launch of a block per multiprocessor; see whole_step_sm90.h, and whole_step_plan.h for who does what. Eight warps
-// compute, one computes gates and clock, one thread feeds the ring of weights, through all layers, as far ahead as shared memory allows, and
-// one thread ends waits that take too long.
+// compute, one computes gates and clock, one thread feeds the ring of weights, through all layers, as far ahead as shared memory allows,
+// and one thread ends waits that take too long.
 //
 // A layer takes six exchanges between blocks:
 //   x -> projections -> y; y -> blocks of keys -> scores; y, scores -> blocks of values -> o; o -> output projection, residual -> x
