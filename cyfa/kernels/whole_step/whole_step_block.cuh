@@ -29,6 +29,7 @@ enum Phase : int { kProjection, kOutput, kGateAndUp, kDown, kHead, kPhases };
 struct Work {
   int tiles, in;
   int from, to;   // words of the row, and of the block's first result
+  int marks;      // the first of its five marks
   float inverse;  // of `in`
 };
 

@@ -159,12 +159,8 @@ __device__ void compute(Block& b, const Role& role) {
       if (role.kind == RoleKind::kValues) load_values(b, layer, role, inputs);
     }
     if (work.tiles > 0) {
-      constexpr int kMarksOf[] = {0, 10, 15, 20, 0};
       product<kWide>(
           b, work,
-          phase == kProjection || phase == kHead ? kMarksOf[0]
-          : phase == kOutput                     ? kMarksOf[1]
-                                                 : kMarksOf[2],
           [&] {
             if (phase == kProjection) inputs.settle();
           },
@@ -226,7 +222,7 @@ __device__ void compute(Block& b, const Role& role) {
     if (tid == 0) *static_cast<volatile int*>(&b.s.progress) = kPhases * b.layer + kDown + 1;
     if (down.tiles > 0) {
       product<kOfHidden>(
-          b, down, 20, [] {},
+          b, down, [] {},
           [&] {
             uint2 row[kOfHidden];
             receive_row(b, down.from, down.in, kHidden, row);
@@ -257,11 +253,11 @@ __device__ void plan(const Params& p, Shared& s) {
   const int block = static_cast<int>(blockIdx.x);
   const Part of_y = projection_part(n, block), of_rows = row_part(n, block), of_hidden = hidden_part(n, block),
              of_head = head_part(n, block);
-  s.work[kProjection] = {of_y.count, n.D, words.x, words.y + kTileRows / 2 * of_y.first};
-  s.work[kOutput] = {of_rows.count, n.H * n.V, words.o, words.between + kTileRows / 2 * of_rows.first};
-  s.work[kGateAndUp] = {of_hidden.count, n.D, words.between, words.hidden + kTileRows / 4 * of_hidden.first};
-  s.work[kDown] = {of_rows.count, n.F, words.hidden, words.x + kTileRows / 2 * of_rows.first};
-  s.work[kHead] = {of_head.count, n.D, words.x, kTileRows * of_head.first};
+  s.work[kProjection] = {of_y.count, n.D, words.x, words.y + kTileRows / 2 * of_y.first, 0};
+  s.work[kOutput] = {of_rows.count, n.H * n.V, words.o, words.between + kTileRows / 2 * of_rows.first, 10};
+  s.work[kGateAndUp] = {of_hidden.count, n.D, words.between, words.hidden + kTileRows / 4 * of_hidden.first, 15};
+  s.work[kDown] = {of_rows.count, n.F, words.hidden, words.x + kTileRows / 2 * of_rows.first, 20};
+  s.work[kHead] = {of_head.count, n.D, words.x, kTileRows * of_head.first, 0};
   for (Work& work : s.work) work.inverse = 1.0F / static_cast<float>(work.in);
 }
 
