@@ -39,7 +39,8 @@ struct Shared {
   uint4 row[kWarps][kMaxChunks][kUnitColumns / 8];  // a warp's units of the row, in bf16
   // The readout: weighted sums of the table's rows, and maximum and total of the weights, over the rows of a warp.
   float mixed[kWarps][kMaxSlots];
-  float2 scales[kWarps];
+  float4 powers[kWarps][kMaxSlots / kWarps / 4];
+  float4 scales[kWarps / 2];
   float slots[2][kWarps][16];  // sums over the key rows of a warp
   float4 norms[2][kWarps];     // |q|^2, |k|^2, q k
   float out[kWarps][32];

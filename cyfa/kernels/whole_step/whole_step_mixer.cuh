@@ -65,8 +65,8 @@ __device__ __forceinline__ float column_of(uint64_t word, int column) {
   return (column & 1) == 0 ? two.x : two.y;
 }
 
-// Sums of kCount (a power of two) numbers over a warp. Lane l receives that of number l / (32 / kCount).
-template <int kCount>
+// Sums of kCount (a power of two) numbers over the lanes that are equal modulo kApart. Lane l receives that of number l / (32 / kCount).
+template <int kCount, int kApart = 1>
 __device__ __forceinline__ float fold(float (&x)[kCount]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
@@ -81,7 +81,7 @@ __device__ __forceinline__ float fold(float (&x)[kCount]) {
     }
   }
 #pragma unroll
-  for (int distance = 16 / kCount; distance > 0; distance /= 2) x[0] += __shfl_xor_sync(0xFFFFFFFFU, x[0], distance);
+  for (int distance = 16 / kCount; distance >= kApart; distance /= 2) x[0] += __shfl_xor_sync(0xFFFFFFFFU, x[0], distance);
   return x[0];
 }
 
@@ -344,25 +344,34 @@ __device__ __forceinline__ void step_values(Block& b, const Layer& layer, const 
     scores = make_float4(first.x, first.y, second.x, second.y);
   }
   const float logit = logit_of(table, scores, n.M), top = greatest(logit), power = expf(logit - top);
+  if (lane % 2 == 0) reinterpret_cast<float*>(b.s.powers[warp])[lane / 2] = power;
+  __syncwarp();
   float4 mixed = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   float total = 0.0F;
 #pragma unroll
-  for (int i = 0; i < kTableRows; ++i) {
-    const float of_row = __shfl_sync(0xFFFFFFFFU, power, 2 * i);
-    mixed = fma4(of_row, table[i], mixed);
-    total += of_row;
+  for (int i = 0; i < kTableRows / 4; ++i) {
+    const float4 of_rows = b.s.powers[warp][i];
+    mixed = fma4(of_rows.w, table[4 * i + 3], fma4(of_rows.z, table[4 * i + 2], mixed));
+    mixed = fma4(of_rows.y, table[4 * i + 1], fma4(of_rows.x, table[4 * i], mixed));
+    total += (of_rows.x + of_rows.y) + (of_rows.z + of_rows.w);
   }
   reinterpret_cast<float4*>(b.s.mixed[warp])[lane] = mixed;
-  if (lane == 0) b.s.scales[warp] = make_float2(top, total);
+  if (lane == 0) reinterpret_cast<float2*>(b.s.scales)[warp] = make_float2(top, total);
   b.consumers_meet();
 
-  const float2 scale = b.s.scales[lane % kWarps];
-  const float factor = expf(scale.x - greatest(scale.x));  // each lane computes that of one warp
+  float4 scales[kWarps / 2];  // of two warps each
+  float highest = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kWarps / 2; ++i) {
+    scales[i] = b.s.scales[i];
+    highest = fmaxf(highest, fmaxf(scales[i].x, scales[i].z));
+  }
   float factors[kWarps], whole = 0.0F;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    factors[w] = __shfl_sync(0xFFFFFFFFU, factor, w);
-    whole = fmaf(factors[w], __shfl_sync(0xFFFFFFFFU, scale.y, w), whole);
+  for (int i = 0; i < kWarps / 2; ++i) {
+    factors[2 * i] = __expf(scales[i].x - highest);
+    factors[2 * i + 1] = __expf(scales[i].z - highest);
+    whole = fmaf(factors[2 * i + 1], scales[i].w, fmaf(factors[2 * i], scales[i].y, whole));
   }
   const float inverse = __fdividef(1.0F, whole);
   float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
@@ -380,12 +389,9 @@ __device__ __forceinline__ void step_values(Block& b, const Layer& layer, const 
     read = rotated(make_float2(read.x * inverse, read.y * inverse), make_float2(unit.x, -unit.y));
     sum = fma4(read.x, state[2 * i], fma4(read.y, state[2 * i + 1], sum));
   }
-#pragma unroll
-  for (int distance = 16; distance >= kFours; distance /= 2) {
-    sum = make_float4(sum.x + __shfl_xor_sync(0xFFFFFFFFU, sum.x, distance), sum.y + __shfl_xor_sync(0xFFFFFFFFU, sum.y, distance),
-                      sum.z + __shfl_xor_sync(0xFFFFFFFFU, sum.z, distance), sum.w + __shfl_xor_sync(0xFFFFFFFFU, sum.w, distance));
-  }
-  if (lane < kFours) reinterpret_cast<float4*>(b.s.out[warp])[lane] = sum;
+  float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+  const float folded = fold<4, kFours>(sums);
+  if (lane % 8 < kFours) b.s.out[warp][4 * (lane % kFours) + lane / 8] = folded;
   b.consumers_meet();
 
   if (warp == 0) {
