@@ -94,7 +94,7 @@ TEST_F(GpuWholeStep, IsTheStepOfFiveLaunchesForOtherSizes) {
       {"cyfa-9m.json", Json::object()},
       {"cyfa-4m.json", Json::object()},
       {"cyfa-bytes-2m.json", Json::object()},
-      {"cyfa-800m.json", {{"num_hidden_layers", 2}}},
+      {"cyfa-800m.json", {{"num_hidden_layers", 2}, {"vocab_size", 4099}}},
       {"cyfa-1.4b.json", {{"num_hidden_layers", 2}}},
       {"cyfa-400m.json", {{"num_hidden_layers", 1}, {"num_slots", 96}, {"vocab_size", 4099}}},
       {"cyfa-400m.json", {{"num_hidden_layers", 1}, {"num_heads", 8}, {"head_dim", 128}, {"vocab_size", 100}}},

@@ -29,6 +29,7 @@ enum Phase : int { kProjection, kOutput, kGateAndUp, kDown, kHead, kPhases };
 struct Work {
   int tiles, in;
   int from, to;   // words of the row, and of the block's first result
+  int marks;      // the first of its five marks
   float inverse;  // of `in`
 };
 
@@ -38,7 +39,8 @@ struct Shared {
   uint4 row[kWarps][kMaxChunks][kUnitColumns / 8];  // a warp's units of the row, in bf16
   // The readout: weighted sums of the table's rows, and maximum and total of the weights, over the rows of a warp.
   float mixed[kWarps][kMaxSlots];
-  float2 scales[kWarps];
+  float4 powers[kWarps][kMaxSlots / kWarps / 4];
+  float4 scales[kWarps / 2];
   float slots[2][kWarps][16];  // sums over the key rows of a warp
   float4 norms[2][kWarps];     // |q|^2, |k|^2, q k
   float out[kWarps][32];
@@ -150,9 +152,9 @@ struct Block {
 #pragma unroll 1
     while (true) {
       const bool done = !has || is_complete(barrier, wrapped ? round ^ 1 : round);
-      if (__all_sync(0xFFFFFFFFU, done)) return;
-      if (__any_sync(0xFFFFFFFFU, given_up(kWeights))) return;
+      if (__all_sync(0xFFFFFFFFU, done) || __any_sync(0xFFFFFFFFU, given_up(kWeights))) break;
     }
+    __syncwarp();  // each lane now has seen what all have
   }
   // Hands them back, when the whole warp has read them, and moves on.
   __device__ __forceinline__ void give_back(int count) {

@@ -65,8 +65,8 @@ __device__ __forceinline__ float column_of(uint64_t word, int column) {
   return (column & 1) == 0 ? two.x : two.y;
 }
 
-// Sums of kCount (a power of two) numbers over a warp. Lane l receives that of number l / (32 / kCount).
-template <int kCount>
+// Sums of kCount (a power of two) numbers over the lanes that are equal modulo kApart. Lane l receives that of number l / (32 / kCount).
+template <int kCount, int kApart = 1>
 __device__ __forceinline__ float fold(float (&x)[kCount]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
@@ -81,7 +81,7 @@ __device__ __forceinline__ float fold(float (&x)[kCount]) {
     }
   }
 #pragma unroll
-  for (int distance = 16 / kCount; distance > 0; distance /= 2) x[0] += __shfl_xor_sync(0xFFFFFFFFU, x[0], distance);
+  for (int distance = 16 / kCount; distance >= kApart; distance /= 2) x[0] += __shfl_xor_sync(0xFFFFFFFFU, x[0], distance);
   return x[0];
 }
 
@@ -274,8 +274,8 @@ __device__ __forceinline__ void step_values(Block& b, const Layer& layer, const 
   float4 table[kTableRows];
 #pragma unroll
   for (int i = 0; i < kTableRows; ++i) {
-    const int row = warp + i * kWarps;
-    const uint4 bits = row < n.M && 4 * lane < n.M ? b.read((row * n.M + 4 * lane) * 4) : make_uint4(0, 0, 0, 0);
+    // Of rows and columns past the end, any others of the table: their weights and scores are zero.
+    const uint4 bits = b.read((min(warp + i * kWarps, n.M - 1) * n.M + min(4 * lane, n.M - 4)) * 4);
     table[i] = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w));
   }
   b.give_back(table_stages);
@@ -344,25 +344,34 @@ __device__ __forceinline__ void step_values(Block& b, const Layer& layer, const 
     scores = make_float4(first.x, first.y, second.x, second.y);
   }
   const float logit = logit_of(table, scores, n.M), top = greatest(logit), power = expf(logit - top);
+  if (lane % 2 == 0) reinterpret_cast<float*>(b.s.powers[warp])[lane / 2] = power;
+  __syncwarp();
   float4 mixed = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   float total = 0.0F;
 #pragma unroll
-  for (int i = 0; i < kTableRows; ++i) {
-    const float of_row = __shfl_sync(0xFFFFFFFFU, power, 2 * i);
-    mixed = fma4(of_row, table[i], mixed);
-    total += of_row;
+  for (int i = 0; i < kTableRows / 4; ++i) {
+    const float4 of_rows = b.s.powers[warp][i];
+    mixed = fma4(of_rows.w, table[4 * i + 3], fma4(of_rows.z, table[4 * i + 2], mixed));
+    mixed = fma4(of_rows.y, table[4 * i + 1], fma4(of_rows.x, table[4 * i], mixed));
+    total += (of_rows.x + of_rows.y) + (of_rows.z + of_rows.w);
   }
   reinterpret_cast<float4*>(b.s.mixed[warp])[lane] = mixed;
-  if (lane == 0) b.s.scales[warp] = make_float2(top, total);
+  if (lane == 0) reinterpret_cast<float2*>(b.s.scales)[warp] = make_float2(top, total);
   b.consumers_meet();
 
-  const float2 scale = b.s.scales[lane % kWarps];
-  const float factor = expf(scale.x - greatest(scale.x));  // each lane computes that of one warp
+  float4 scales[kWarps / 2];  // of two warps each
+  float highest = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kWarps / 2; ++i) {
+    scales[i] = b.s.scales[i];
+    highest = fmaxf(highest, fmaxf(scales[i].x, scales[i].z));
+  }
   float factors[kWarps], whole = 0.0F;
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    factors[w] = __shfl_sync(0xFFFFFFFFU, factor, w);
-    whole = fmaf(factors[w], __shfl_sync(0xFFFFFFFFU, scale.y, w), whole);
+  for (int i = 0; i < kWarps / 2; ++i) {
+    factors[2 * i] = __expf(scales[i].x - highest);
+    factors[2 * i + 1] = __expf(scales[i].z - highest);
+    whole = fmaf(factors[2 * i + 1], scales[i].w, fmaf(factors[2 * i], scales[i].y, whole));
   }
   const float inverse = __fdividef(1.0F, whole);
   float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
@@ -380,12 +389,9 @@ __device__ __forceinline__ void step_values(Block& b, const Layer& layer, const 
     read = rotated(make_float2(read.x * inverse, read.y * inverse), make_float2(unit.x, -unit.y));
     sum = fma4(read.x, state[2 * i], fma4(read.y, state[2 * i + 1], sum));
   }
-#pragma unroll
-  for (int distance = 16; distance >= kFours; distance /= 2) {
-    sum = make_float4(sum.x + __shfl_xor_sync(0xFFFFFFFFU, sum.x, distance), sum.y + __shfl_xor_sync(0xFFFFFFFFU, sum.y, distance),
-                      sum.z + __shfl_xor_sync(0xFFFFFFFFU, sum.z, distance), sum.w + __shfl_xor_sync(0xFFFFFFFFU, sum.w, distance));
-  }
-  if (lane < kFours) reinterpret_cast<float4*>(b.s.out[warp])[lane] = sum;
+  float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+  const float folded = fold<4, kFours>(sums);
+  if (lane % 8 < kFours) b.s.out[warp][4 * (lane % kFours) + lane / 8] = folded;
   b.consumers_meet();
 
   if (warp == 0) {
@@ -398,7 +404,7 @@ __device__ __forceinline__ void step_values(Block& b, const Layer& layer, const 
     float squares = o * o;
 #pragma unroll
     for (int distance = kColumns / 2; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFU, squares, distance);
-    if (lane == 0) send(b.to(b.words.squares + role.head * n.value_parts() + role.part), b.epoch(), __float_as_uint(squares));
+    if (lane == 0) send(b.to(b.words.squares + column / kColumns), b.epoch(), __float_as_uint(squares));
   }
   b.mark(9);
 }
@@ -454,38 +460,40 @@ __device__ __forceinline__ void help(Block& b, const Role& role) {
   const Sizes& n = p.n;
   const Layer& layer = p.layer[b.layer];
   const int lane = static_cast<int>(threadIdx.x) % 32, parity = b.layer & 1;
-  if (b.layer + 1 < n.layers) prefetch_layer(p, p.layer[b.layer + 1], role);
-  if (role.kind == RoleKind::kNone) return;
   const ProjectionLayout layout = layout_of(n);
-  const double before = __ldcg(layer.clock + role.head);
-  const float dt_bias = __ldg(layer.dt_bias + role.head), A_log = __ldg(layer.A_log + role.head);
-  const float b_bias = __ldg(layer.b_bias + role.head), d_bias = __ldg(layer.d_bias + role.head);
-  const float rate = expf(A_log);
-  const double m = n.M - 1, of_one = 1.0 / m;
-  const int columns[3] = {layout.a() + role.head, layout.b() + role.head, layout.d() + role.head};
-  uint64_t words[3];
-  const uint64_t* const at[3] = {word_of_y(b, columns[0]), word_of_y(b, columns[1]), word_of_y(b, columns[2])};
-  b.receive(words, at, kClock);
-  const auto sigmoid = [](float x) { return __fdividef(1.0F, 1.0F + expf(-x)); };
-  const float delta = sigmoid(column_of(words[2], columns[2]) + d_bias);
-  const float beta = sigmoid(column_of(words[1], columns[1]) + b_bias);
-  const float alpha = expf(-rate * rowwise::softplus(column_of(words[0], columns[0]) + dt_bias));
-  const double clock = before + static_cast<double>(delta);
-  // In double, the clock is reduced modulo m and j clock / m to at most half a turn, so that a large clock loses no accuracy.
-  const double phase = (clock - m * floor(clock * of_one)) * of_one;
-  const float even = beta * rsqrtf(static_cast<float>(n.M - 1));
+  double clock = 0.0;
+  if (role.kind != RoleKind::kNone) {
+    const double before = __ldcg(layer.clock + role.head);
+    const float dt_bias = __ldg(layer.dt_bias + role.head), A_log = __ldg(layer.A_log + role.head);
+    const float b_bias = __ldg(layer.b_bias + role.head), d_bias = __ldg(layer.d_bias + role.head);
+    const float rate = expf(A_log);
+    const double m = n.M - 1, of_one = 1.0 / m;
+    const int columns[3] = {layout.a() + role.head, layout.b() + role.head, layout.d() + role.head};
+    uint64_t words[3];
+    const uint64_t* const at[3] = {word_of_y(b, columns[0]), word_of_y(b, columns[1]), word_of_y(b, columns[2])};
+    b.receive(words, at, kClock);
+    const auto sigmoid = [](float x) { return __fdividef(1.0F, 1.0F + expf(-x)); };
+    const float delta = sigmoid(column_of(words[2], columns[2]) + d_bias);
+    const float beta = sigmoid(column_of(words[1], columns[1]) + b_bias);
+    const float alpha = expf(-rate * rowwise::softplus(column_of(words[0], columns[0]) + dt_bias));
+    clock = before + static_cast<double>(delta);
+    // In double, the clock is reduced modulo m and j clock / m to at most half a turn, so that a large clock loses no accuracy.
+    const double phase = (clock - m * floor(clock * of_one)) * of_one;
+    const float even = beta * rsqrtf(static_cast<float>(n.M - 1));
 #pragma unroll
-  for (int i = 0; i < kMaxSlots / 2 / 32; ++i) {
-    const int j = lane + 32 * i;
-    const double turns = j * phase;
-    float2 unit;
-    sincospif(2.0F * static_cast<float>(turns - rint(turns)), &unit.y, &unit.x);
-    const float amplitude = j == 0 ? even : even * 1.41421356F;
-    b.s.trig[parity][j] = unit;
-    b.s.write[parity][j] = make_float2(amplitude * unit.x, j == 0 ? 0.0F : -amplitude * unit.y);
+    for (int i = 0; i < kMaxSlots / 2 / 32; ++i) {
+      const int j = lane + 32 * i;
+      const double turns = j * phase;
+      float2 unit;
+      sincospif(2.0F * static_cast<float>(turns - rint(turns)), &unit.y, &unit.x);
+      const float amplitude = j == 0 ? even : even * 1.41421356F;
+      b.s.trig[parity][j] = unit;
+      b.s.write[parity][j] = make_float2(amplitude * unit.x, j == 0 ? 0.0F : -amplitude * unit.y);
+    }
+    if (lane == 0) b.s.alpha[parity] = alpha;
+    b.all_but_feeder_meet();
   }
-  if (lane == 0) b.s.alpha[parity] = alpha;
-  b.all_but_feeder_meet();
+  if (b.layer + 1 < n.layers) prefetch_layer(p, p.layer[b.layer + 1], role);
   if (role.kind != RoleKind::kKeys) return;
 
   // A word of the SwiGLU's input exists when some block has all outputs, that is, when all blocks of keys and values are done.

@@ -160,14 +160,13 @@ __device__ __forceinline__ float sum_of_warps(const float* of_warps) {
 // the row and stores it, and returns this lane's part of its sum of squares. write(first, count): has the sums of tiles first .. first +
 // count - 1 in `part` and `squares` of this turn.
 template <int kChunks, class Prepare, class Store, class Write>
-__device__ __forceinline__ void product(Block& b, const Work& work, int marks, const Prepare& prepare, const Store& store,
-                                        const Write& write) {
+__device__ __forceinline__ void product(Block& b, const Work& work, const Prepare& prepare, const Store& store, const Write& write) {
   constexpr int kTiles = kHeldChunks / kChunks;  // in registers
   const int tiles = work.tiles, chunks = chunks_of(work.in), stages = stages_of(2 * kTileRows * work.in);
   const int held_stages = min(tiles, kTiles) * stages;
   const auto load = [&](const UnitPlace& place, int at) { return kChunks == 1 ? place.load_one(b, at) : place.load(b, at); };
   b.take(held_stages);
-  b.mark(marks);
+  b.mark(work.marks);
   prepare();
   UnitWeights held[kTiles][kChunks];
 #pragma unroll
@@ -183,10 +182,10 @@ __device__ __forceinline__ void product(Block& b, const Work& work, int marks, c
     }
   }
   b.give_back(held_stages);
-  b.mark(marks + 1);
+  b.mark(work.marks + 1);
   float squares = store();
   __syncwarp();
-  b.mark(marks + 2);
+  b.mark(work.marks + 2);
   float4 sums[kTiles][kChunks] = {};  // every mma of a chain waits for the one before it
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
@@ -200,20 +199,20 @@ __device__ __forceinline__ void product(Block& b, const Work& work, int marks, c
     }
   }
   squares += __shfl_xor_sync(0xFFFFFFFFU, squares, 1);
+  const int own = tile_row() * kWarps + own_warp();
+  if (has_sum()) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {  // those of tiles that there are not are not read
+      float sum = row_sum(sums[t][0]);
+#pragma unroll
+      for (int c = 1; c < kChunks; ++c) sum += row_sum(sums[t][c]);
+      (&b.s.part[b.turn][kTileRows * t][0])[own] = sum;
+    }
+  }
 #pragma unroll 1
   for (int first = 0; first < tiles; first += kRound) {
     const int count = min(kRound, tiles - first);
-    float* const part = &b.s.part[b.turn][tile_row()][own_warp()];
     if (own_lane() == 0) b.s.squares[b.turn][own_warp()] = squares;
-    if (first == 0) {
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        float sum = row_sum(sums[t][0]);
-#pragma unroll
-        for (int c = 1; c < kChunks; ++c) sum += row_sum(sums[t][c]);
-        if (t < tiles && has_sum()) part[kTileRows * kWarps * t] = sum;
-      }
-    }
 #pragma unroll 1
     for (int t = first == 0 ? kTiles : 0; t < count; ++t) {
       float sum = 0.0F;
@@ -228,14 +227,14 @@ __device__ __forceinline__ void product(Block& b, const Work& work, int marks, c
         sum += row_sum(chains[0]) + row_sum(chains[1]);
       }
       b.give_back(stages);
-      if (has_sum()) part[kTileRows * kWarps * t] = sum;
+      if (has_sum()) (&b.s.part[b.turn][kTileRows * t][0])[own] = sum;
     }
-    b.mark(marks + 3);
+    b.mark(work.marks + 3);
     b.consumers_meet();
     write(first, count);
     b.turn ^= 1;
   }
-  b.mark(marks + 4);
+  b.mark(work.marks + 4);
 }
 
 }  // namespace cyfa::whole_step

@@ -1,6 +1,6 @@
 // One cooperative launch of a block per multiprocessor; see whole_step_sm90.h, and whole_step_plan.h for who does what. Eight warps
-// compute, one computes gates and clock, and one thread feeds the ring of weights, through all layers, as far ahead as shared memory
-// allows.
+// compute, one computes gates and clock, one thread feeds the ring of weights, through all layers, as far ahead as shared memory allows,
+// and one thread ends waits that take too long.
 //
 // A layer takes six exchanges between blocks:
 //   x -> projections -> y; y -> blocks of keys -> scores; y, scores -> blocks of values -> o; o -> output projection, residual -> x
@@ -25,13 +25,15 @@ class Feeder {
  public:
   __device__ explicit Feeder(Block& b) : b_(b), read_once_(sm90::evict_first()), read_again_(sm90::evict_last()) {}
 
-  __device__ void put(const void* from, int bytes, bool again = false) {
+  __device__ void put(const void* from, int bytes, bool again = false) { put(from, bytes, bytes, again); }
+  // Takes the stages of `room` bytes, of which there are only `bytes`.
+  __device__ void put(const void* from, int bytes, int room, bool again) {
     const char* bytes_from = static_cast<const char*>(from);
 #pragma unroll 1
-    for (int done = 0; done < bytes; done += kStageBytes) {
-      const int now = min(kStageBytes, bytes - done);
+    for (int done = 0; done < room; done += kStageBytes) {
+      const int now = min(kStageBytes, max(bytes - done, 0));
       begin(now);
-      sm90::copy_bulk(place(), bytes_from + done, now, &b_.s.full[b_.stage], again ? read_again_ : read_once_);
+      if (now > 0) sm90::copy_bulk(place(), bytes_from + done, now, &b_.s.full[b_.stage], again ? read_again_ : read_once_);
       b_.step_on(1);
     }
   }
@@ -52,7 +54,7 @@ class Feeder {
     const auto* from = static_cast<const __nv_bfloat16*>(weight) + static_cast<int64_t>(part.first) * kTileRows * in;
 #pragma unroll 1
     for (int t = part.first; t < part.first + part.count; ++t) {
-      put(from, 2 * in * min(kTileRows, rows - t * kTileRows));
+      put(from, 2 * in * min(kTileRows, rows - t * kTileRows), 2 * in * kTileRows, false);
       from += kTileRows * in;
     }
   }
@@ -157,12 +159,8 @@ __device__ void compute(Block& b, const Role& role) {
       if (role.kind == RoleKind::kValues) load_values(b, layer, role, inputs);
     }
     if (work.tiles > 0) {
-      constexpr int kMarksOf[] = {0, 10, 15, 20, 0};
       product<kWide>(
           b, work,
-          phase == kProjection || phase == kHead ? kMarksOf[0]
-          : phase == kOutput                     ? kMarksOf[1]
-                                                 : kMarksOf[2],
           [&] {
             if (phase == kProjection) inputs.settle();
           },
@@ -224,7 +222,7 @@ __device__ void compute(Block& b, const Role& role) {
     if (tid == 0) *static_cast<volatile int*>(&b.s.progress) = kPhases * b.layer + kDown + 1;
     if (down.tiles > 0) {
       product<kOfHidden>(
-          b, down, 20, [] {},
+          b, down, [] {},
           [&] {
             uint2 row[kOfHidden];
             receive_row(b, down.from, down.in, kHidden, row);
@@ -255,11 +253,11 @@ __device__ void plan(const Params& p, Shared& s) {
   const int block = static_cast<int>(blockIdx.x);
   const Part of_y = projection_part(n, block), of_rows = row_part(n, block), of_hidden = hidden_part(n, block),
              of_head = head_part(n, block);
-  s.work[kProjection] = {of_y.count, n.D, words.x, words.y + kTileRows / 2 * of_y.first};
-  s.work[kOutput] = {of_rows.count, n.H * n.V, words.o, words.between + kTileRows / 2 * of_rows.first};
-  s.work[kGateAndUp] = {of_hidden.count, n.D, words.between, words.hidden + kTileRows / 4 * of_hidden.first};
-  s.work[kDown] = {of_rows.count, n.F, words.hidden, words.x + kTileRows / 2 * of_rows.first};
-  s.work[kHead] = {of_head.count, n.D, words.x, kTileRows * of_head.first};
+  s.work[kProjection] = {of_y.count, n.D, words.x, words.y + kTileRows / 2 * of_y.first, 0};
+  s.work[kOutput] = {of_rows.count, n.H * n.V, words.o, words.between + kTileRows / 2 * of_rows.first, 10};
+  s.work[kGateAndUp] = {of_hidden.count, n.D, words.between, words.hidden + kTileRows / 4 * of_hidden.first, 15};
+  s.work[kDown] = {of_rows.count, n.F, words.hidden, words.x + kTileRows / 2 * of_rows.first, 20};
+  s.work[kHead] = {of_head.count, n.D, words.x, kTileRows * of_head.first, 0};
   for (Work& work : s.work) work.inverse = 1.0F / static_cast<float>(work.in);
 }
 
@@ -286,13 +284,14 @@ __global__ void __launch_bounds__(kThreads, 1) decode_whole_step_sm90(const __gr
     sm90::fence_async_proxy();
   }
   __syncthreads();
-  Block b(p, s, raw + kSharedBytes);
   const Role& role = s.role;
   if (tid < kConsumers) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+    Block b(p, s, raw + kSharedBytes);
     compute<kWide, kOfHidden, kShare>(b, role);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+    Block b(p, s, raw + kSharedBytes);
     if (tid < kFeeder) {
       prefetch_layer(p, p.layer[0], role);
 #pragma unroll 1
