@@ -21,7 +21,7 @@ __device__ __forceinline__ ProjectionLayout layout_of(const Sizes& n) { return {
 // One column of a short convolution. The constructor loads what does not depend on the token, and settle() sums it up.
 class Convolution {
  public:
-  __device__ Convolution() = default;
+  Convolution() = default;
   // which: q, k or v. column: in [width].
   __device__ __forceinline__ Convolution(const Params& p, const Layer& layer, int which, int column, int width) {
     const int pasts = p.n.taps - 1;
