@@ -429,6 +429,7 @@ int64_t Trainer::run_steps() {
     }
     if (after.stop) break;
   }
+  exchange_.receive_parameters();  // the caller reads the model
   finish_save();
   if (on_note && step_ > first && watch_.sign()) on_note(warning());
   return step_;

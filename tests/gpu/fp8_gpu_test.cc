@@ -442,8 +442,10 @@ TEST_F(GpuFp8, TrainsAsBf16) {
   ASSERT_FALSE(narrow.losses.empty());
   ASSERT_EQ(narrow.losses.size(), half.losses.size());
   EXPECT_LT(half.losses.back(), 0.97 * half.losses.front());
+  // While a batch is learnt by heart a curve that lags by a fraction of a step is off by a part of what has been learnt.
   for (size_t i = 0; i < narrow.losses.size(); ++i) {
-    EXPECT_NEAR(narrow.losses[i], half.losses[i], 0.03 * half.losses[i]) << "logged loss " << i;
+    const double limit = 0.03 * half.losses[i] + 0.005 * (half.losses.front() - half.losses[i]);
+    EXPECT_NEAR(narrow.losses[i], half.losses[i], limit) << "logged loss " << i;
   }
   EXPECT_EQ(narrow.losses, again.losses);
   EXPECT_NE(narrow.losses, half.losses) << "the products are not in fp8";

@@ -118,7 +118,8 @@ TEST_F(GpuRanks, CutSequencesHaveTheLossAndGradientsOfWholeOnes) {
       const Batch batch = batch_of(m, splits[i].cu_seqlens);
       const Result exact = whole(wide, batch, "portable", std::nullopt), plain = whole(m, batch, "portable", at::kBFloat16),
                    uncut = whole(m, batch, "sm90", at::kBFloat16);
-      // The kernels round normalised rows and their gradients to bf16 when a state is given, as it is to a stretch.
+      // A stretch begins with a given state, from which the kernels compute the gradient of the clock less precisely (sm90_backward.cu):
+      // one stretch of all tokens shows by how much.
       const Result given = cut(m, batch, {0, 900}, false);
       for (const bool recompute : {false, true}) {
         SCOPED_TRACE(c.model.name + ", split " + std::to_string(i) + (recompute ? ", recomputed" : ""));
@@ -129,14 +130,10 @@ TEST_F(GpuRanks, CutSequencesHaveTheLossAndGradientsOfWholeOnes) {
           const std::string& name = m.table().specs()[id].name;
           const double few = std::sqrt(std::max(1.0, 16.0 / static_cast<double>(got.grads[id].numel())));
           const double of_plain = distance(plain.grads[id], exact.grads[id]), of_given = distance(given.grads[id], exact.grads[id]);
-          const double limit = std::max(3 * few * of_plain + 1e-2, 1.5 * of_given), error = distance(got.grads[id], exact.grads[id]);
+          const double limit = std::max(3 * few * of_plain + 1e-2, 2 * of_given), error = distance(got.grads[id], exact.grads[id]);
           EXPECT_LT(error, limit) << name << ": the plain model's " << of_plain << ", one stretch's " << of_given;
           EXPECT_LT(distance(got.grads[id], uncut.grads[id]), limit) << name << ", against the uncut run";
           EXPECT_LT(of_given, 5 * few * of_plain + 1e-2) << name << ", one stretch: the plain model's " << of_plain;
-          if (error > 2 * few * of_plain + 1e-2) {
-            std::printf("%s %s: %.4f, plain %.4f, one stretch %.4f, uncut %.4f\n", c.model.name.c_str(), name.c_str(), error, of_plain,
-                        of_given, distance(uncut.grads[id], exact.grads[id]));
-          }
         }
         if (i + 1 < splits.size()) continue;
         const Result again = cut(m, batch, splits[i].bounds, recompute, true);

@@ -201,7 +201,10 @@ TEST_F(GpuTraining, ProjectionsAreThoseOfSeparateMatrices) {
     std::vector<at::Tensor> grads, wide_grads;
     for (size_t i = 0; i < results.size(); ++i) {
       EXPECT_LT(distance(results[i].detach().cpu(), wanted[i].detach()), 6e-3) << "result " << i;
-      grads.push_back(at::randn(results[i].sizes()).to(at::kCUDA).to(results[i].scalar_type()));
+      // Positive for the gates, of which a parameter's gradient is a sum over all tokens: one that cancels has no relative error to speak
+      // of.
+      const at::Tensor grad = i >= 3 && i <= 5 ? at::rand(results[i].sizes()) : at::randn(results[i].sizes());
+      grads.push_back(grad.to(at::kCUDA).to(results[i].scalar_type()));
       wide_grads.push_back(grads.back().cpu().to(at::kDouble));
     }
     torch::autograd::backward(results, grads);

@@ -206,6 +206,18 @@ TEST(DataParallel, RanksTrainAsOneAndStayEqualToTheBit) {
   }
 }
 
+TEST(DataParallel, AModelIsWholeWhenItsRunEnds) {
+  std::vector<CausalLM> models;
+  for (int rank = 0; rank < 2; ++rank) models.push_back(small_model(small_config(2)));
+  on_ranks(2, [&](const Group& group) {
+    CausalLM& model = models[static_cast<size_t>(group.rank())];
+    Trainer(model, recipe_of("optimizer"), rows_of(model, group), {}, nullptr, group).run();
+  });
+  for (size_t id = 0; id < models[0].parameters().size(); ++id) {
+    EXPECT_TRUE(at::equal(models[0].parameters()[id], models[1].parameters()[id])) << models[0].table().specs()[id].name;
+  }
+}
+
 // Collectives whose all-gathers arrive when they are waited for: until then there are NaNs. Notes the waits between the operations.
 class Late final : public Collectives {
  public:

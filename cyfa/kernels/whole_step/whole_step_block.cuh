@@ -85,6 +85,13 @@ __device__ __forceinline__ void send(uint64_t* to, unsigned epoch, unsigned valu
 __device__ __forceinline__ unsigned low(uint64_t x) { return static_cast<unsigned>(x); }
 __device__ __forceinline__ float low_float(uint64_t x) { return __uint_as_float(low(x)); }
 
+// Asked anew each time: the compiler would otherwise keep the answer in a predicate through the whole kernel, and there are too few.
+__device__ __forceinline__ bool is_first_thread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread == 0;
+}
+
 // A thread's view of its block. What is only done after a wait that did not end at once is little: code that is not executed takes part in
 // the transport of code that is.
 struct Block {
@@ -177,7 +184,7 @@ struct Block {
   }
 
   __device__ __forceinline__ void mark(int index) const {
-    if (p.marks != nullptr && threadIdx.x == 0) s.marks[index] = clock64();
+    if (p.marks != nullptr && is_first_thread()) s.marks[index] = clock64();
   }
   __device__ __forceinline__ void next_layer() {
     here = of_next_layer(0);
@@ -185,7 +192,7 @@ struct Block {
   }
   // Stores the layer's marks in global memory.
   __device__ __forceinline__ void store_marks() const {
-    if (p.marks == nullptr || threadIdx.x != 0) return;
+    if (p.marks == nullptr || !is_first_thread()) return;
     long long* const to = p.marks + (static_cast<int64_t>(blockIdx.x) * (p.n.layers + 1) + layer) * kMarks;
 #pragma unroll 1
     for (int i = 0; i < kMarks; ++i) {

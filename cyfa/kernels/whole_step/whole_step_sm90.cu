@@ -145,7 +145,7 @@ __device__ void compute(Block& b, const Role& role) {
 #pragma unroll 1
   for (int phase = kProjection;;) {
     const Layer& layer = p.layer[b.layer];
-    if (tid == 0) *static_cast<volatile int*>(&b.s.progress) = kPhases * b.layer + phase + 1;
+    if (is_first_thread()) *static_cast<volatile int*>(&b.s.progress) = kPhases * b.layer + phase + 1;
     const Work work = b.s.work[phase];
     float4 weight[kWide];
     if (phase != kOutput) {
@@ -205,6 +205,8 @@ __device__ void compute(Block& b, const Role& role) {
               if (tid < results && row < n.vocab) p.logits[row] = aborted ? __int_as_float(0x7FFFFFFF) : value;
             }
           });
+    } else if (phase == kProjection) {
+      inputs.settle();  // a block without rows of the projection may have a part of the mixer
     }
     if (phase == kHead) {
       b.store_marks();
@@ -219,7 +221,7 @@ __device__ void compute(Block& b, const Role& role) {
       continue;
     }
     const Work down = b.s.work[kDown];
-    if (tid == 0) *static_cast<volatile int*>(&b.s.progress) = kPhases * b.layer + kDown + 1;
+    if (is_first_thread()) *static_cast<volatile int*>(&b.s.progress) = kPhases * b.layer + kDown + 1;
     if (down.tiles > 0) {
       product<kOfHidden>(
           b, down, [] {},
@@ -241,7 +243,7 @@ __device__ void compute(Block& b, const Role& role) {
     b.next_layer();
     phase = b.layer < n.layers ? kProjection : kHead;
   }
-  if (tid == 0) *static_cast<volatile int*>(&b.s.progress) = -1;
+  if (is_first_thread()) *static_cast<volatile int*>(&b.s.progress) = -1;
 }
 
 // The work of all phases.
