@@ -29,11 +29,11 @@ struct Options {
   int repeats = 0;
   int threads = 0;
   bool kernels = false;
-  std::string whole_step = "auto";
+  std::string whole_step = "off";
 };
 
 WholeStepUse parse_whole_step(const std::string& word) {
-  return word == "off" ? WholeStepUse::kOff : word == "timed" ? WholeStepUse::kTimed : WholeStepUse::kAuto;
+  return word == "on" ? WholeStepUse::kOn : word == "timed" ? WholeStepUse::kTimed : WholeStepUse::kOff;
 }
 
 // Sums all 8-byte words, at the speed of memory.
@@ -217,7 +217,7 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   command
       ->add_option("--whole-step", options->whole_step,
                    "A step of one sequence in one launch, where the engine has that; timed also prints where its time goes")
-      ->check(CLI::IsMember({"auto", "off", "timed"}))
+      ->check(CLI::IsMember({"off", "on", "timed"}))
       ->capture_default_str();
   add_json(command, &options->json);
   command->callback([&action, options] { action = [options] { return run_decode(*options); }; });

@@ -49,8 +49,9 @@ class StepEngine {
   virtual void check() {}
 };
 
-// Whether a step of one sequence runs as one launch where the engine has one: yes, never, or yes with clock readings for notes().
-enum class WholeStepUse { kAuto, kOff, kTimed };
+// Whether a step of one sequence runs as one launch where the engine has one: never, yes, or yes with clock readings for notes(). One
+// launch is faster, but gives a sequence other bits than a batch that it is part of.
+enum class WholeStepUse { kOff, kOn, kTimed };
 
 // Options of prepare_steps().
 struct StepOptions {
@@ -59,7 +60,7 @@ struct StepOptions {
   // On a GPU, capture the step, and the forward of a prompt of up to 4,096 tokens, in CUDA graphs and replay them, if the mixers support
   // that.
   bool record = true;
-  WholeStepUse whole_step = WholeStepUse::kAuto;
+  WholeStepUse whole_step = WholeStepUse::kOff;
 };
 
 // All decoding engines, for a model whose parameters are set.

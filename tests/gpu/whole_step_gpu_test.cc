@@ -65,7 +65,7 @@ class GpuWholeStep : public testing::Test {
 
   // Steps of one launch and of five launches from the same states, which then follow the first.
   static void expect_steps(CausalLM& model, int64_t steps) {
-    const auto whole = engine_of(model, WholeStepUse::kAuto), five = engine_of(model, WholeStepUse::kOff);
+    const auto whole = engine_of(model, WholeStepUse::kOn), five = engine_of(model, WholeStepUse::kOff);
     ASSERT_EQ(whole->path(1), "one launch");
     ModelState of_whole = model.initial_state(1);
     for (int64_t t = 0; t < steps; ++t) {
@@ -111,7 +111,7 @@ TEST_F(GpuWholeStep, IsTheStepOfFiveLaunchesForOtherSizes) {
 TEST_F(GpuWholeStep, IsAsGoodAsTheStepOfFiveLaunches) {
   CausalLM narrow = model_of("cyfa-9m.json", Json::object()), wide = model_of("cyfa-9m.json", Json::object(), at::kFloat);
   for (size_t id = 0; id < wide.parameters().size(); ++id) wide.parameters()[id].copy_(narrow.parameters()[id]);
-  const auto whole = engine_of(narrow, WholeStepUse::kAuto), five = engine_of(narrow, WholeStepUse::kOff),
+  const auto whole = engine_of(narrow, WholeStepUse::kOn), five = engine_of(narrow, WholeStepUse::kOff),
              exact = prepare_steps(wide, {.engine = "portable", .record = false});
   ModelState of_whole = narrow.initial_state(1), of_five = narrow.initial_state(1), of_exact = wide.initial_state(1);
   for (int64_t t = 0; t < 40; ++t) {
@@ -131,7 +131,7 @@ TEST_F(GpuWholeStep, IsAsGoodAsTheStepOfFiveLaunches) {
 
 TEST_F(GpuWholeStep, EqualStepsGiveEqualBitsWhateverIsInItsMemory) {
   CausalLM model = model_of("cyfa-400m.json", {{"num_hidden_layers", 3}});
-  const auto engine = engine_of(model, WholeStepUse::kAuto);
+  const auto engine = engine_of(model, WholeStepUse::kOn);
   fused::WholeStep* const whole = fused::whole_step_of(*engine);
   ASSERT_NE(whole, nullptr);
   ModelState first = model.initial_state(1), second = model.initial_state(1);
@@ -148,7 +148,7 @@ TEST_F(GpuWholeStep, EqualStepsGiveEqualBitsWhateverIsInItsMemory) {
 
 TEST_F(GpuWholeStep, AReplayedStepIsTheStepAlsoAmongOtherBatches) {
   CausalLM model = model_of("cyfa-9m.json", Json::object());
-  const std::shared_ptr<StepEngine> engine = engine_of(model, WholeStepUse::kAuto);
+  const std::shared_ptr<StepEngine> engine = engine_of(model, WholeStepUse::kOn);
   const auto recorded = record_steps(engine), of_others = record_steps(engine);
   ModelState replayed = model.initial_state(1), plain = model.initial_state(1), others = model.initial_state(3);
   for (int64_t t = 0; t < 40; ++t) {
@@ -164,7 +164,7 @@ TEST_F(GpuWholeStep, AReplayedStepIsTheStepAlsoAmongOtherBatches) {
 // A batch that shrinks to one sequence goes on in one launch.
 TEST_F(GpuWholeStep, GoesOnFromAStepOfSeveral) {
   CausalLM model = model_of("cyfa-9m.json", Json::object());
-  const auto whole = engine_of(model, WholeStepUse::kAuto), five = engine_of(model, WholeStepUse::kOff);
+  const auto whole = engine_of(model, WholeStepUse::kOn), five = engine_of(model, WholeStepUse::kOff);
   ModelState several = model.initial_state(3);
   for (int64_t t = 0; t < 5; ++t) whole->step(at::randint(0, model.config().vocab_size, {3}, at::kLong), several);
   ModelState one = several.select({1}), want = one.clone();
@@ -181,14 +181,14 @@ TEST_F(GpuWholeStep, SaysWhyItDoesNotRun) {
     return {};
   };
   CausalLM narrow_heads = model_of("cyfa-9m.json", {{"head_dim", 32}});
-  const auto engine = engine_of(narrow_heads, WholeStepUse::kAuto);
+  const auto engine = engine_of(narrow_heads, WholeStepUse::kOn);
   EXPECT_EQ(engine->path(1), "five launches a layer");
   ModelState state = narrow_heads.initial_state(1);
   engine->step(next_id(narrow_heads), state);
   EXPECT_EQ(reason(*engine), "one launch: the heads' value width is not 64, 128 or 256");
 
   CausalLM model = model_of("cyfa-9m.json", Json::object());
-  const auto narrow_states = engine_of(model, WholeStepUse::kAuto);
+  const auto narrow_states = engine_of(model, WholeStepUse::kOn);
   ModelState in_bf16 = model.initial_state(1);
   model.set_state_type(in_bf16, at::kBFloat16);
   narrow_states->step(next_id(model), in_bf16);
@@ -198,7 +198,7 @@ TEST_F(GpuWholeStep, SaysWhyItDoesNotRun) {
 // Blocks that disagree about the launch's number wait for each other in vain: the step must end, say so, and leave a working engine.
 TEST_F(GpuWholeStep, AStepThatCannotFinishEndsAndSaysWhere) {
   CausalLM model = model_of("cyfa-9m.json", {{"num_hidden_layers", 2}});
-  const auto engine = engine_of(model, WholeStepUse::kAuto);
+  const auto engine = engine_of(model, WholeStepUse::kOn);
   const at::Tensor id = next_id(model);
   ModelState before = model.initial_state(1);
   const at::Tensor want = engine->step(id, before).to(at::kCPU);
@@ -226,7 +226,7 @@ TEST_F(GpuWholeStep, PrintsItsTimes) {
     for (const std::string& line : engine->notes()) std::cout << line << '\n';
     engine->check();
   }
-  for (const WholeStepUse use : {WholeStepUse::kAuto, WholeStepUse::kOff}) {
+  for (const WholeStepUse use : {WholeStepUse::kOn, WholeStepUse::kOff}) {
     const std::shared_ptr<StepEngine> engine = engine_of(model, use);
     const auto recorded = record_steps(engine);
     ModelState state = model.initial_state(1);

@@ -1,5 +1,5 @@
-"""`torchrun -m cyfa train` and `bench train` on one NVIDIA GPU, on the sm90 engine: two ranks over Gloo, which may share a GPU, and one over
-NCCL, against one process."""
+"""`torchrun -m cyfa train` and `bench train` on one NVIDIA GPU, on the sm90 engine, against one process: two ranks over Gloo, which may
+share a GPU, and one over NCCL."""
 
 import json
 import os
@@ -45,8 +45,8 @@ def runs(tmp_path_factory):
     (folder / "text.txt").write_text("\n".join(f"{i * i % 97} sheep and {i % 13} wolves, {i * i * i % 89} hills" for i in range(4000)))
     prepared = python("prepare", folder / "data", folder / "text.txt", "--tokenizer", SMALL / "tokenizer.model", "-q")
     subprocess.run(prepared, check=True, env=environment)
-    keys = [f"model={SMALL / 'config.json'}", f"data={folder / 'data'}", f"steps={STEPS}", "batch=8", "context=300", "warmup=2", "rate=1e-3",
-            "eps=1e-4", "log_every=1", "device=cuda", "dtype=bf16", "reset_documents=true", "bucket_mb=0.5"]
+    keys = [f"model={SMALL / 'config.json'}", f"data={folder / 'data'}", f"steps={STEPS}", "batch=8", "context=300", "warmup=2",
+            "rate=1e-3", "eps=1e-4", "log_every=1", "device=cuda", "dtype=bf16", "reset_documents=true", "bucket_mb=0.5"]
     started = {}
     for name, (ranks, words) in RUNS.items():
         command = python("train", folder / name, *keys, *words, ranks=ranks)
