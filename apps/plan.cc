@@ -62,7 +62,8 @@ Correction correction_of(const Options& options, const ModelCosts& costs, const 
     if (!row.is_object() || row.value("op", Json()) != "train" || !has("impl", "cyfa") || !has("dtype", "bf16") || !has("device", "cuda")) {
       continue;
     }
-    if (row.contains("ranks")) continue;  // the step of several
+    const auto is = [&](const char* key) { return row.contains(key) && row[key] == true; };
+    if (row.contains("ranks") || is("recompute_rows") || is("recompute_mlp")) continue;  // what the model does not know
     if (!row.contains("model") || !row.contains("tokens_per_s") || !row["tokens_per_s"].is_number()) continue;
     const double rate = row["tokens_per_s"].get<double>(), tokens = count("B") * count("T");
     if (row["model"] != name || !(rate > 0)) {

@@ -1,12 +1,15 @@
 #include "cyfa/parallel/group.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <utility>
 
 namespace cyfa {
@@ -68,12 +71,31 @@ double share(int size) { return static_cast<double>(size - 1) / size; }
 
 }  // namespace
 
+// By all copies of a group.
+struct Group::Shared {
+  std::shared_ptr<Collectives> collectives;
+  Traffic traffic;
+  std::deque<std::pair<c10::Event, c10::Event>> waits;  // of a GPU's stream, in order: when each begins and ends
+
+  void count_ended_waits() {
+    for (; !waits.empty() && waits.front().second.query(); waits.pop_front()) {
+      traffic.seconds += waits.front().first.elapsedTime(waits.front().second) * 1e-3;
+    }
+  }
+};
+
 bool Group::waits() { return waiting; }
 
 Group::Group(const std::string& name, int rank, int size) : Group(std::make_shared<TorchDistributed>(name, size), rank, size) {}
 
 Group::Group(std::shared_ptr<Collectives> collectives, int rank, int size)
-    : shared_(std::make_shared<Shared>(Shared{std::move(collectives), {}})), rank_(rank), size_(size) {}
+    : shared_(std::make_shared<Shared>(Shared{std::move(collectives), {}, {}})), rank_(rank), size_(size) {}
+
+Traffic Group::traffic() const {
+  if (alone()) return {};
+  shared_->count_ended_waits();
+  return shared_->traffic;
+}
 
 Group::Pending Group::begun(const at::Tensor& result, double bytes) const {
   shared_->traffic.bytes += bytes;
@@ -85,9 +107,22 @@ Group::Pending Group::begun(const at::Tensor& result, double bytes) const {
 
 void Group::Pending::wait() {
   if (!tensor_.defined()) return;
-  const auto start = std::chrono::steady_clock::now();
   const at::Tensor result = std::exchange(tensor_, at::Tensor());
-  attempt([&] { shared_->collectives->finish(result); });
+  const auto finish = [&] { attempt([&] { shared_->collectives->finish(result); }); };
+  if (result.is_cuda()) {
+    const auto now = [stream = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(result.device())] {
+      c10::Event event(c10::DeviceType::CUDA, c10::EventFlag::BACKEND_DEFAULT);
+      event.record(stream);
+      return event;
+    };
+    c10::Event begin = now();
+    finish();
+    shared_->waits.emplace_back(std::move(begin), now());
+    shared_->count_ended_waits();
+    return;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  finish();
   shared_->traffic.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

@@ -25,7 +25,8 @@ class GroupError : public std::runtime_error {
 struct Traffic {
   // Sent by this rank, by the count of a ring: 2 (N - 1) / N of an all-reduce, (N - 1) / N of the others, all of what is shifted.
   double bytes = 0;
-  double seconds = 0;  // in Pending::wait(). On a GPU the wait is the stream's, not the host's, and does not count.
+  // In Pending::wait(): the host's time or, on a GPU, that for which its stream waits, as far as the stream has come.
+  double seconds = 0;
 };
 
 // The collectives of a group, of one rank. Each begins here; finish() waits for the one that has this result.
@@ -42,10 +43,7 @@ class Collectives {
 };
 
 class Group {
-  struct Shared {
-    std::shared_ptr<Collectives> collectives;
-    Traffic traffic;
-  };
+  struct Shared;
 
  public:
   Group() = default;  // this process alone
@@ -80,7 +78,7 @@ class Group {
   // A text of each rank, in order. Waits.
   std::vector<std::string> all_gather_text(const std::string& text) const;
 
-  Traffic traffic() const { return alone() ? Traffic() : shared_->traffic; }
+  Traffic traffic() const;
 
   // Whether this process waits in a collective at the moment. For another thread, which reports it to ranks that miss this one.
   static bool waits();
