@@ -67,6 +67,7 @@ ModelCosts ModelCosts::of(const CausalLM& model) {
     all_cut = all_cut && cyclic_flow_spec(block.mixer()) != nullptr;
     costs.state_bytes = std::max(costs.state_bytes, 4.0 * static_cast<double>(model.memory_scalars(i)));
   }
+  costs.activation_gradients = 4.0 * static_cast<double>(model.config().intermediate_size);
   costs.recomputed_activations += 2.0 * static_cast<double>(model.config().backbone.hidden_size * costs.layers);
   if (!all_cut) costs.state_bytes = 0;
   return costs;
@@ -82,7 +83,7 @@ double computing_seconds(const ModelCosts& m, const Machine& machine, double tok
 }
 
 double training_bytes(const ModelCosts& m, double tokens, bool recompute) {
-  return 18 * m.parameters + tokens * (recompute ? m.recomputed_activations : m.activations) + kLogits;
+  return 18 * m.parameters + tokens * (m.activation_gradients + (recompute ? m.recomputed_activations : m.activations)) + kLogits;
 }
 
 namespace {
@@ -106,7 +107,7 @@ class Planner {
     l.optimizer = way == "DP" ? 8 * P : way == "ZeRO-1" ? 16 * P / N : 8 * P / shards;
     const double groups = N / R;                                                     // that read sequences of their own
     const double own = r_.step_tokens / (groups * static_cast<double>(r_.context));  // sequences of a group in a step
-    const double token_bytes = recompute ? m_.recomputed_activations : m_.activations;
+    const double token_bytes = m_.activation_gradients + (recompute ? m_.recomputed_activations : m_.activations);
     const double free = kFilled * machine_.memory - kReserved - kLogits - l.parameters - l.gradients - l.optimizer;
     const double stretch = static_cast<double>(r_.context) / R;
     if (own < 1) {

@@ -42,6 +42,7 @@ struct ModelCosts {
   double recurrence_flops = 0;        // of these, those of the recurrences
   double activations = 0;             // bytes a token that backward needs
   double recomputed_activations = 0;  // the same with activation checkpointing
+  double activation_gradients = 0;    // bytes a token at the peak, of one layer's gate and up projections
   double largest_layer = 0;           // parameters
   int64_t layers = 0;
   double state_bytes = 0;  // of the summary that context parallel exchanges, a layer; 0 if it has none
