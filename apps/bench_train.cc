@@ -47,6 +47,7 @@ int run_train(const Options& options) {
   recipe.model = path.string();
   recipe.steps = options.repeats > 0 ? options.repeats + (options.kernels ? 2 : 1) : kMostSteps;
   recipe.warmup = 0;
+  recipe.log_every = 1;  // what the trainer says about the exchange is then of one step
   recipe.check();
   const Groups groups = join_ranks(recipe);
   const at::Device device = rank_device(recipe);

@@ -152,9 +152,8 @@ const std::vector<RecipeKey>& recipe_keys() {
       {"seed", &Recipe::seed, "seed of the initial parameters and of the data order", kOrder},
       {"device", &Recipe::device, "cpu or cuda"},
       {"dtype", &Recipe::dtype,
-       "fp32, or bf16 for mixed precision: matrix products in bf16, parameters and updates in fp32; fp8: as bf16, with the large products "
-       "of "
-       "layers in fp8 (engine sm90)"},
+       "fp32, or bf16 for mixed precision: matrix products in bf16, parameters and updates in fp32; "
+       "fp8: as bf16, with the large products of layers in fp8 (engine sm90)"},
       {"engine", &Recipe::engine,
        "training engine: auto, or the name of one; if that engine does not support the model, the error says why"},
       {"recompute", &Recipe::recompute, "activation checkpointing: less memory, about a third more time"},

@@ -411,8 +411,8 @@ int64_t Trainer::run_steps() {
     if (health && group_.leads()) {
       Json figures = Json::object();
       const at::NoGradGuard no_grad;
-      for (const Figure& f : model_.health(model_.weights(compute_type(recipe_)), train_(0).inputs.narrow(0, 0, 1)))
-        figures[f.name] = f.value;
+      const Weights w = model_.weights(compute_type(recipe_));
+      for (const Figure& f : model_.health(w, train_(0).inputs.narrow(0, 0, 1))) figures[f.name] = f.value;
       row["memory"] = figures;
     }
     if (on_step) on_step(row);

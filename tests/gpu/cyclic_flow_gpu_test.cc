@@ -1,10 +1,10 @@
 // Tests the ops on a GPU against the reference on the CPU: the portable path on CUDA tensors, the Hopper kernels and the decode step
 // kernel. All tests are skipped without a GPU.
 #include <gtest/gtest.h>
-#include <torch/cuda.h>
 
 #include <cmath>
 
+#include "tests/gpu/on_gpu.h"
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {
@@ -16,12 +16,8 @@ Tensors moved(const Tensors& x, at::Device device) {
   return there;
 }
 
-class Gpu : public testing::Test {
+class Gpu : public OnGpu<> {
  protected:
-  void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device, or a torch without CUDA";
-  }
-
   Tensors run_there(const OpCase& c, const RunOptions& options = {}) const {
     return moved(run(c.op, moved(make_inputs(c), at::kCUDA), moved(make_output_gradients(c), at::kCUDA), options), at::kCPU);
   }

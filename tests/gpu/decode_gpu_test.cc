@@ -15,15 +15,16 @@
 #include "cyfa/ops/common/check.h"
 #include "cyfa/ops/cyclic_flow/cyclic_flow.h"
 #include "cyfa/ops/dense/dense.h"
+#include "tests/gpu/on_gpu.h"
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {
 namespace {
 
-class GpuDecode : public testing::Test {
+class GpuDecode : public OnGpu<> {
  protected:
   void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device, or a torch without CUDA";
+    OnGpu::SetUp();
     at::manual_seed(1);
   }
 

@@ -14,7 +14,7 @@
 namespace cyfa::test {
 namespace {
 
-class GpuFp8 : public OnGpu {};
+class GpuFp8 : public OnGpu<> {};
 
 enum class Format { kE4M3, kE5M2 };
 int64_t filled(int64_t count) { return (count + 15) / 16 * 16; }
@@ -408,35 +408,14 @@ TEST_F(GpuFp8, LossAndGradientsOfAModel) {
 }
 
 TEST_F(GpuFp8, TrainsAsBf16) {
-  struct Training {
-    std::vector<double> losses;
-    std::vector<at::Tensor> parameters;
-  };
   const auto trained = [](const char* dtype) {
-    CausalLM m = model_on_gpu(fp8_config(Json::object()));
-    for (at::Tensor& p : m.parameters()) p = p.detach();
     Recipe r;
-    r.model = "small";
     r.steps = 30;
     r.batch = 8;
     r.context = 128;
-    r.accumulate = 2;
     r.warmup = 5;
-    r.rate = 1e-3;
-    r.log_every = 1;
-    r.device = "cuda";
     r.dtype = dtype;
-    const BatchSource batches = [&m](int64_t) {  // always the same batch, so the loss must fall
-      const at::Tensor ids = random_ids(m, {4, 129}, 9);
-      return TrainBatch{ids.narrow(1, 0, 128), ids.narrow(1, 1, 128), std::nullopt};
-    };
-    Trainer trainer(m, r, batches, {}, nullptr);
-    EXPECT_EQ(trainer.engine().name(), "sm90");
-    Training out;
-    trainer.on_step = [&](const Json& row) { out.losses.push_back(row.at("loss").get<double>()); };
-    trainer.run();
-    out.parameters = m.parameters();
-    return out;
+    return trained_by_heart(fp8_config(Json::object()), r);
   };
   const Training narrow = trained("fp8"), again = trained("fp8"), half = trained("bf16");
   ASSERT_FALSE(narrow.losses.empty());

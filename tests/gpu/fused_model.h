@@ -1,19 +1,11 @@
 // Small models with layers that the sm90 engine fuses, for the tests of training on a GPU.
 #pragma once
 
-#include <gtest/gtest.h>
-#include <torch/cuda.h>
-
+#include "cyfa/train/trainer.h"
+#include "tests/gpu/on_gpu.h"
 #include "tests/model/small_model.h"
 
 namespace cyfa::test {
-
-class OnGpu : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device, or a torch without CUDA";
-  }
-};
 
 inline Json fusable_config(const Json& keys) {
   Json config = {{"model_type", "cyclic_flow_attention"},
@@ -38,6 +30,33 @@ inline CausalLM model_on_gpu(const Json& config) {
 
 inline double distance(const at::Tensor& got, const at::Tensor& wanted) {
   return ((got - wanted).to(at::kDouble).norm() / wanted.to(at::kDouble).norm().clamp_min(1e-30)).item<double>();
+}
+
+struct Training {
+  std::vector<double> losses;
+  std::vector<at::Tensor> parameters;
+};
+
+// Trains such a model as the recipe says, on the sm90 engine, in two parts a step that are always the same batch: the loss must fall.
+inline Training trained_by_heart(const Json& config, Recipe r) {
+  CausalLM m = model_on_gpu(config);
+  for (at::Tensor& p : m.parameters()) p = p.detach();
+  r.model = "small";
+  r.accumulate = 2;
+  r.rate = 1e-3;
+  r.device = "cuda";
+  const BatchSource batches = [&](int64_t) {
+    const at::Tensor ids = random_ids(m, {r.batch / 2, r.context + 1}, 9);
+    return TrainBatch{ids.narrow(1, 0, r.context), ids.narrow(1, 1, r.context), std::nullopt};
+  };
+  Trainer trainer(m, r, batches, {}, nullptr);
+  EXPECT_EQ(trainer.engine().name(), "sm90");
+  Training out;
+  trainer.on_step = [&](const Json& row) { out.losses.push_back(row.at("loss").get<double>()); };
+  trainer.run();
+  out.parameters = m.parameters();
+  EXPECT_LT(out.losses.back(), out.losses.front());
+  return out;
 }
 
 }  // namespace cyfa::test

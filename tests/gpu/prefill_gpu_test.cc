@@ -1,18 +1,19 @@
 // Tests the sm90 engine's forward over whole sequences: prompts that are filled up to whole tiles and replayed as graphs, packed sequences,
 // states that steps and further parts continue. The judge is the plain model in fp64 on the CPU.
 #include <gtest/gtest.h>
-#include <torch/cuda.h>
 
 #include "cyfa/engine/engine.h"
+#include "tests/gpu/on_gpu.h"
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {
 namespace {
 
-class GpuPrefill : public testing::TestWithParam<std::pair<int64_t, int64_t>> {  // width of the heads, slots
+class GpuPrefill : public OnGpu<testing::TestWithParam<std::pair<int64_t, int64_t>>> {  // width of the heads, slots
  protected:
   void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device, or a torch without CUDA";
+    OnGpu::SetUp();
+    if (IsSkipped()) return;
     const auto [width, slots] = GetParam();
     const Json config = {{"model_type", "cyclic_flow_attention"},
                          {"hidden_size", 2 * width},

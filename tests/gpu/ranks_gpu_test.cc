@@ -15,7 +15,7 @@
 namespace cyfa::test {
 namespace {
 
-class GpuRanks : public OnGpu {};
+class GpuRanks : public OnGpu<> {};
 
 CausalLM copy_of(const CausalLM& m, at::ScalarType type = at::kFloat) {
   CausalLM other(m.config());

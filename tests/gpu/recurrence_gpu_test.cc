@@ -1,20 +1,16 @@
 // The sm90 backend of the recurrences against the fp64 reference: every op, output and gradient.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/cuda.h>
 
 #include "cyfa/ops/recurrence/table.h"
+#include "tests/gpu/on_gpu.h"
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {
 namespace {
 
-class GpuRecurrences : public testing::TestWithParam<Op> {
+class GpuRecurrences : public OnGpu<testing::TestWithParam<Op>> {
  protected:
-  void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device, or a torch without CUDA";
-  }
-
   static Tensors run_on_gpu(const OpCase& c) {
     const Tensors results = run_op(c.op, moved_to(make_inputs(c), at::kCUDA), moved_to(make_output_gradients(c), at::kCUDA),
                                    RunOptions{.backend = ops::Backend::kSm90});
@@ -87,10 +83,9 @@ struct SharedKeys {
   std::vector<int64_t> borders = {};
 };
 
-class GpuSharedKeys : public testing::TestWithParam<SharedKeys> {};
+class GpuSharedKeys : public OnGpu<testing::TestWithParam<SharedKeys>> {};
 
 TEST_P(GpuSharedKeys, AreTheRepeatedKeys) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device, or a torch without CUDA";
   const SharedKeys& c = GetParam();
   at::manual_seed(17);
   const int64_t N = c.borders.empty() ? c.B : static_cast<int64_t>(c.borders.size()) - 1;

@@ -1,19 +1,19 @@
 // Tests the sampler on a GPU: it draws what the CPU's draws from the same logits, and a generator with it gives the texts of the host's.
 #include <gtest/gtest.h>
-#include <torch/cuda.h>
 
 #include <cmath>
 
 #include "cyfa/decode/batch_sampler.h"
 #include "cyfa/decode/generator.h"
+#include "tests/gpu/on_gpu.h"
 
 namespace cyfa::test {
 namespace {
 
-class GpuSampler : public testing::Test {
+class GpuSampler : public OnGpu<> {
  protected:
   void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device, or a torch without CUDA";
+    OnGpu::SetUp();
     at::manual_seed(1);
   }
 

@@ -1,22 +1,17 @@
 // More GPU tests: the ops around the operator, a thousand random shapes, tensors with more than 2^31 elements.
 #include <gtest/gtest.h>
-#include <torch/cuda.h>
 
 #include <map>
 #include <random>
 
+#include "tests/gpu/on_gpu.h"
 #include "tests/ops/cases.h"
 #include "tests/ops/neighbours.h"
 
 namespace cyfa::test {
 namespace {
 
-class GpuShapes : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device, or a torch without CUDA";
-  }
-};
+class GpuShapes : public OnGpu<> {};
 
 TEST_F(GpuShapes, NeighboursAndTheirGradients) {
   ops::neighbours::check_all(at::kCUDA, at::kFloat, 2e-6);

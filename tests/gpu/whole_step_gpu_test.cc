@@ -9,15 +9,16 @@
 #include "cyfa/engine/recorded.h"
 #include "cyfa/engine/sm90/sm90.h"
 #include "cyfa/engine/sm90/whole_step.h"
+#include "tests/gpu/on_gpu.h"
 #include "tests/ops/cases.h"
 
 namespace cyfa::test {
 namespace {
 
-class GpuWholeStep : public testing::Test {
+class GpuWholeStep : public OnGpu<> {
  protected:
   void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device, or a torch without CUDA";
+    OnGpu::SetUp();
     at::manual_seed(1);
   }
 

@@ -1,6 +1,6 @@
-// The engine for Hopper GPUs (H100, H200), with matrices in bf16. Projections of the same input are fused into one matrix. A decode step of
-// one sequence takes one launch, one of a small batch five or six per layer. In training, the matrix products accumulate weight gradients
-// directly in fp32.
+// The engine for Hopper GPUs (H100, H200), with matrices in bf16. Projections of the same input are fused into one matrix. At small batches
+// a decode step takes five or six launches per layer, and on request that of one sequence one in all. In training, the matrix products
+// accumulate weight gradients directly in fp32.
 //
 // Layers may have any mixer: one without fused kernels runs as in the plain model, between fused norms and SwiGLUs. In a build without
 // CUDA, the engine refuses every model.

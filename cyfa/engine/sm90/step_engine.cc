@@ -1,6 +1,6 @@
 // Decoding on Hopper. The weights are fused once, layer by layer, and the model's parameters become views of the fused matrices, so that
-// memory holds only one copy. A step takes one of four paths, depending on the batch size: whole_step.h, small_batch.h, medium_batch.h, or
-// matrix products by cuBLAS with everything else fused. Whole sequences take that of prefill.h.
+// memory holds only one copy. A step takes one of these paths, depending on the batch size: whole_step.h (one sequence, on request),
+// small_batch.h, medium_batch.h, or matrix products by cuBLAS with everything else fused. Whole sequences take that of prefill.h.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 
